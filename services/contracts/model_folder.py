@@ -1,0 +1,37 @@
+"""A model on disk as engine and gateway share it: one folder, one manifest. Owns names and shapes, reads no file.
+
+    <SOLOIST_HOME>/models/<name>/manifest.json, weights.gguf, tokenizer.json, chat_template.jinja
+
+The engine's `fetch` writes the folder (to a temporary name, renamed when complete); the gateway reads tokenizer and
+template from it. format_version changes whenever an old reader would misread a new folder.
+"""
+
+from msgspec import Struct
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_NAME = "weights.gguf"
+TOKENIZER_NAME = "tokenizer.json"
+TEMPLATE_NAME = "chat_template.jinja"
+
+
+class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """Size and digest that a reader may verify."""
+
+    bytes: int
+    sha256: str
+
+
+class ModelManifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Manifest of a model folder; files maps a name in the folder to its entry, special tokens are their text."""
+
+    format_version: int
+    name: str
+    family: str
+    context_limit: int
+    vocab_size: int
+    stop_token_ids: list[int]
+    bos_token: str
+    eos_token: str
+    license: str
+    files: dict[str, FileEntry]

@@ -1,0 +1,36 @@
+"""Settings from the environment, once: prefix, types, and no unknown names. Owns the reading, not any service's fields.
+
+Each service declares one frozen msgspec Struct and calls load() from its own settings.py, the only place that passes
+os.environ on. A misspelt PREFIX_* variable is an error, because a silent default is worse than a stopped start.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from contracts.errors import SetupError
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+def load(kind: type[Settings], prefix: str, environ: Mapping[str, str]) -> Settings:
+    """Read PREFIX_FIELD for every field of kind; text is converted to the field's type, empty means the default.
+
+    Raises: SetupError naming the variable, its value and what was expected, or the nearest known name.
+    """
+    known = {f"{prefix}_{field.name.upper()}": field.name for field in msgspec.structs.fields(kind)}
+    given: dict[str, str] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(prefix + "_"):
+            continue
+        if variable not in known:
+            raise SetupError(f"unknown setting {variable}; known are {', '.join(sorted(known))}")
+        if text != "":
+            given[known[variable]] = text
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at ")
+        field = path.strip("`").removeprefix("$.")
+        raise SetupError(f"{prefix}_{field.upper()}={given.get(field)!r}: {text}") from error
