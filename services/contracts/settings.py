@@ -10,6 +10,9 @@ from typing import TypeVar
 import msgspec
 
 from contracts.errors import SetupError
+from contracts.home import resolve_home
+
+__all__ = ["load", "resolve_home"]
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
