@@ -1,0 +1,1 @@
+"""Memory before and after it exists: `layout` plans regions by name, `arena` allocates them once."""
