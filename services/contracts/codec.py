@@ -10,7 +10,7 @@ import msgspec
 from contracts.engine_info import EngineInfo, Readiness
 from contracts.errors import InvalidRequest
 from contracts.generate import CancelRequest, Event, Failed, GenerateRequest
-from contracts.model_folder import ModelManifest
+from contracts.model_folder import ModelManifest, TensorDirectory
 
 Message = TypeVar("Message")
 
@@ -22,6 +22,7 @@ _INFO = msgspec.json.Decoder(EngineInfo)
 _READINESS = msgspec.json.Decoder(Readiness)
 _FAILED = msgspec.json.Decoder(Failed)
 _MANIFEST = msgspec.json.Decoder(ModelManifest)
+_TENSORS = msgspec.json.Decoder(TensorDirectory)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -67,6 +68,11 @@ def decode_failed(body: bytes) -> Failed:
 def decode_manifest(body: bytes) -> ModelManifest:
     """Raises: InvalidRequest with the field's path."""
     return _decode(_MANIFEST, body)
+
+
+def decode_tensor_directory(body: bytes) -> TensorDirectory:
+    """Raises: InvalidRequest with the field's path."""
+    return _decode(_TENSORS, body)
 
 
 def _decode(decoder: "msgspec.json.Decoder[Message]", body: bytes) -> Message:

@@ -1,9 +1,10 @@
 """A model on disk as engine and gateway share it: one folder, one manifest. Owns names and shapes, reads no file.
 
-    <SOLOIST_HOME>/models/<name>/manifest.json, weights.gguf, tokenizer.json, chat_template.jinja
+    <SOLOIST_HOME>/models/<name>/manifest.json, weights.gguf, tensors.json, tokenizer.json, chat_template.jinja
 
 The engine's `fetch` writes the folder (to a temporary name, renamed when complete); the gateway reads tokenizer and
-template from it. format_version changes whenever an old reader would misread a new folder.
+template from it. tensors.json says where each tensor lies in the weights file, so that the engine need not parse the
+file's own header (seconds, because vocabulary and merges sit in it). format_version changes whenever an old reader would misread a new folder.
 """
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from msgspec import Struct
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.gguf"
+TENSORS_NAME = "tensors.json"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
 
@@ -35,3 +37,26 @@ class ModelManifest(Struct, frozen=True, forbid_unknown_fields=True):
     eos_token: str
     license: str
     files: dict[str, FileEntry]
+
+
+class TensorEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of a weights file: kind is the storage type's name there, shape is [rows, columns] or [length]."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    offset: int
+    bytes: int
+
+
+class TensorDirectory(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the tensors of one weights file lie, and the scalar metadata of that file.
+
+    weights_bytes and weights_sha256 name the file it was made from; they must equal the manifest's entry.
+    """
+
+    weights_bytes: int
+    weights_sha256: str
+    architecture: str
+    metadata: dict[str, int | float | str | bool]
+    tensors: list[TensorEntry]

@@ -51,7 +51,7 @@ def lookup(name: str) -> RegisteredModel:
 _SMOLLM2_135M = RegisteredModel(
     spec=ModelSpec(
         name="smollm2-135m",
-        family="dense",
+        family="llama",
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,

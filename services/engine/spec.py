@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 LayerKind = Literal["attention", "delta"]
-Family = Literal["dense", "hybrid"]
+Family = Literal["llama", "qwen3_5"]
 KvFormat = Literal["fp32", "bf16", "int8", "rk4v4-e8"]
 
 
@@ -73,6 +73,7 @@ class DeltaDims:
 class ModelSpec:
     """Everything the engine must know of a model besides its weights.
 
+    family names how its checkpoints spell and lay out tensors; the schedule alone decides what runs.
     norm_offset is added to the stored RMSNorm weight (1.0 where checkpoints hold zero-centred weights).
     context_limit counts prompt and output tokens together.
     """
@@ -94,7 +95,6 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         assert ("delta" in self.schedule) == (self.delta is not None), "delta dims go with delta layers"
-        assert (self.family == "hybrid") == (self.delta is not None), "hybrid means delta layers"
 
     @property
     def num_layers(self) -> int:

@@ -27,7 +27,7 @@ from contracts.generate import (
     Tokens,
     Usage,
 )
-from contracts.model_folder import FileEntry, ModelManifest
+from contracts.model_folder import FileEntry, ModelManifest, TensorDirectory, TensorEntry
 
 GOLDEN = Path(__file__).parent / "golden"
 SHA = "ab" * 32
@@ -87,6 +87,13 @@ MESSAGES: dict[str, msgspec.Struct] = {
         license="Apache-2.0",
         files={"weights.gguf": FileEntry(bytes=3, sha256=SHA)},
     ),
+    "tensor_directory": TensorDirectory(
+        weights_bytes=3,
+        weights_sha256=SHA,
+        architecture="llama",
+        metadata={"llama.block_count": 30, "llama.rope.freq_base": 100000.0, "general.name": "SmolLM2"},
+        tensors=[TensorEntry(name="token_embd.weight", kind="Q8_0", shape=[49152, 576], offset=64, bytes=30081024)],
+    ),
 }
 
 DECODERS = {
@@ -96,6 +103,7 @@ DECODERS = {
     "engine_info": codec.decode_engine_info,
     "readiness": codec.decode_readiness,
     "manifest": codec.decode_manifest,
+    "tensor_directory": codec.decode_tensor_directory,
 }
 
 
