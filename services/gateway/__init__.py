@@ -1,0 +1,1 @@
+"""The gateway: owns all text between agents and the engine (dialects, templates, queue), and no weights."""
