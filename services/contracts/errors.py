@@ -34,6 +34,12 @@ class InvalidRequest(ServiceError):
     code = "invalid_request"
 
 
+class SingleChoiceOnly(InvalidRequest):
+    """More (or fewer) than one reply was asked for; there is one sequence."""
+
+    code = "n_not_supported"
+
+
 class ContextTooLong(ServiceError):
     """The prompt leaves no room for one token in the context window."""
 

@@ -4,10 +4,13 @@
 
 The engine's `fetch` writes the folder (to a temporary name, renamed when complete); the gateway reads tokenizer and
 template from it. tensors.json says where each tensor lies in the weights file, so that the engine need not parse the
-file's own header (seconds, because vocabulary and merges sit in it). format_version changes whenever an old reader would misread a new folder.
+file's own header (seconds, because vocabulary and merges sit in it). format_version changes whenever an old reader
+would misread a new folder.
 """
 
 from msgspec import Struct
+
+from contracts.generate import Sampling
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -25,7 +28,10 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelManifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Manifest of a model folder; files maps a name in the folder to its entry, special tokens are their text."""
+    """Manifest of a model folder; files maps a name in the folder to its entry, special tokens are their text.
+
+    default_sampling is what the model's makers recommend; it stands in for fields that a client leaves out.
+    """
 
     format_version: int
     name: str
@@ -37,6 +43,7 @@ class ModelManifest(Struct, frozen=True, forbid_unknown_fields=True):
     eos_token: str
     license: str
     files: dict[str, FileEntry]
+    default_sampling: Sampling = Sampling()
 
 
 class TensorEntry(Struct, frozen=True, forbid_unknown_fields=True):

@@ -86,6 +86,7 @@ MESSAGES: dict[str, msgspec.Struct] = {
         eos_token="<|im_end|>",
         license="Apache-2.0",
         files={"weights.gguf": FileEntry(bytes=3, sha256=SHA)},
+        default_sampling=Sampling(temperature=0.2, top_p=0.9),
     ),
     "tensor_directory": TensorDirectory(
         weights_bytes=3,
