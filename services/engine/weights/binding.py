@@ -69,7 +69,7 @@ class _Loader:
         values = decode_floats(self._checkpoint.raw(need.tensor), kind)
         self._require_finite(need.tensor, "weights", values)
         target = self._arena.tensor(need.region)
-        target.copy_(torch.from_numpy(values))
+        _write(target, values)
         self._count(need.tensor)
         return target
 
@@ -108,10 +108,10 @@ class _Loader:
         for start, raw in self._chunks(part):
             rows = self._decode(part, raw, kind)
             span = slice(first_row + start, first_row + start + raw.shape[0])
-            matrix.codes[span].copy_(pack_codes(torch.from_numpy(rows.codes), matrix.bits))
-            matrix.scales[:, span].copy_(torch.from_numpy(rows.scales).t())
+            _write(matrix.codes[span], pack_codes(rows.codes, matrix.bits))
+            _write(matrix.scales[:, span], rows.scales.T)
             if matrix.minima is not None and rows.minima is not None:
-                matrix.minima[:, span].copy_(torch.from_numpy(rows.minima).t())
+                _write(matrix.minima[:, span], rows.minima.T)
 
     def _expand(self, part: Part, target: torch.Tensor) -> None:
         """Write one part as fp32 into its rows; the order of operations is the stored formula's."""
@@ -121,9 +121,9 @@ class _Loader:
             if kind.bits is None:
                 values = decode_floats(raw, kind)
                 self._require_finite(part.tensor, "weights", values)
-                span.copy_(torch.from_numpy(values))
+                _write(span, values)
             else:
-                span.copy_(_to_floats(self._decode(part, raw, kind), kind))
+                _write(span, _to_floats(self._decode(part, raw, kind), kind))
 
     def _decode(self, part: Part, raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
         rows = decode_codes(raw, kind)
@@ -156,14 +156,22 @@ def _half_split_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     return pairs.swapaxes(1, 2).reshape(-1)
 
 
-def _to_floats(rows: CodeRows, kind: StorageKind) -> torch.Tensor:
+def _to_floats(rows: CodeRows, kind: StorageKind) -> NDArray[np.float32]:
     """Codes to fp32 [N, K]: the same operations in the same order as ops/linear's reference."""
     assert kind.bits is not None
     num_rows, num_groups = rows.scales.shape
-    values = torch.from_numpy(rows.codes).to(torch.float32).view(num_rows, num_groups, kind.block_elements)
+    values = rows.codes.astype(np.float32).reshape(num_rows, num_groups, kind.block_elements)
     if rows.minima is None:
-        values -= float(1 << (kind.bits - 1))
-    values *= torch.from_numpy(rows.scales).to(torch.float32).unsqueeze(2)
+        values -= np.float32(1 << (kind.bits - 1))
+    values *= rows.scales.astype(np.float32)[:, :, np.newaxis]
     if rows.minima is not None:
-        values += torch.from_numpy(rows.minima).to(torch.float32).unsqueeze(2)
-    return values.view(num_rows, -1)
+        values += rows.minima.astype(np.float32)[:, :, np.newaxis]
+    return values.reshape(num_rows, -1)
+
+
+def _write(target: torch.Tensor, values: NDArray[np.generic]) -> None:
+    """Copy host values into a view of the arena, on the calling thread when the arena is on the host too."""
+    if target.device.type == "cpu":
+        np.copyto(target.numpy(), values, casting="no")
+    else:
+        target.copy_(torch.from_numpy(values))

@@ -17,7 +17,8 @@ Packing ("planes", LAYOUT_VERSION 1), along K, row by row
     field i of word j is element w i + j. K must be a multiple of 32 / bits; a row is then exactly K * bits / 32 words.
 
 Functions
-    pack_codes / unpack_codes    codes [N, K] uint8 <-> words [N, K * bits / 32] int32
+    pack_codes                   codes [N, K] uint8 -> words [N, K * bits / 32] int32, NumPy on the host
+    unpack_codes                 the inverse, torch on the words' device
     dequantize                   matrix -> [N, K] fp32
     take_rows                    matrix, row indices [T] -> [T, K] fp32 (an embedding lookup)
     linear                       x [T, K] fp32, matrix -> [T, N] fp32; accumulates in fp32
