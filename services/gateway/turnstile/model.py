@@ -11,11 +11,13 @@ from typing import Literal
 from contracts.generate import Fence
 
 Band = Literal["interactive", "background"]
+LostReason = Literal["superseded", "unreachable"]
 BANDS: tuple[Band, ...] = ("interactive", "background")
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_AGENT_CHARS = 96
 MAX_TRACE_CHARS = 600
+MIN_COST_S = 0.001
 MAX_COST_S = 1e6
 TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -96,9 +98,10 @@ class QueueSnapshot:
 
 def clip_agent(agent: str) -> str:
     """A flow name within MAX_AGENT_CHARS; longer ones keep their beginning and a digest, so flows never merge."""
+    agent = agent.encode("utf-8", "replace").decode("utf-8")
     if len(agent) <= MAX_AGENT_CHARS:
         return agent
-    digest = hashlib.sha256(agent.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    digest = hashlib.sha256(agent.encode("utf-8")).hexdigest()[:16]
     return f"{agent[: MAX_AGENT_CHARS - 17]}~{digest}"
 
 
