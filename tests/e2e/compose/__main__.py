@@ -84,6 +84,8 @@ def _exercise(steps: Steps, stack: Stack, target: str) -> str:
     stack.check_confinement("gateway", "engine")
     stack.check_confinement("gateway", "torch")
     stack.check_confinement("engine", "gateway")
+    for service in ("engine", "gateway"):
+        stack.check_versions(service)
     stack.redis("set", "e2e:kept", "yes")
     for service in SERVICES:
         with steps.step(f"kill {service}, back and answering"):

@@ -99,6 +99,14 @@ class Stack:
         )
         self.compose("exec", "-T", service, "python", "-c", script)
 
+    def check_versions(self, service: str) -> None:
+        """Every package in the container has the version that constraints.txt pins."""
+        pins = {_normal(line) for line in (self._context / "constraints.txt").read_text(encoding="utf-8").splitlines()}
+        installed = self.compose("exec", "-T", service, "python", "-m", "pip", "--no-cache-dir", "freeze").splitlines()
+        stray = [line for line in installed if _normal(line).partition("+")[0] not in pins]
+        if stray or not installed:
+            raise StepFailed(f"the {service} image holds packages that constraints.txt does not pin: {stray}")
+
     def kill(self, service: str) -> None:
         """SIGKILL the container's first process as a crash would, then wait for the restart policy to bring it back."""
         container = self._container(service)
@@ -148,6 +156,10 @@ class Stack:
             if time.monotonic() > deadline:
                 raise StepFailed(f"{what}: not within {RESTART_TIMEOUT_S} s")
             time.sleep(0.5)
+
+
+def _normal(requirement: str) -> str:
+    return requirement.strip().lower().replace("_", "-")
 
 
 def _free_port() -> int:
