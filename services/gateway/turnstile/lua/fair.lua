@@ -68,13 +68,10 @@ end
 
 -- Book the estimate of a ticket that starts at tag.
 local function charge(band, agent, tag, cost_s)
-  local finish, before = P .. 'finish:' .. band, virtual_time(band)
+  local finish = P .. 'finish:' .. band
   redis.call('ZADD', finish, tag + cost_s, agent)
-  if tag > before then
-    redis.call('HSET', META, 'v:' .. band, tag)
-    redis.call('ZREMRANGEBYSCORE', finish, '-inf', '(' .. text(tag)) -- below virtual time a finish means nothing
-  end
-  redis.call('ZREMRANGEBYRANK', finish, 0, -1 - MAX_FINISHES)
+  redis.call('HSET', META, 'v:' .. band, math.max(virtual_time(band), tag))
+  redis.call('ZREMRANGEBYRANK', finish, 0, -1 - MAX_FINISHES) -- the lowest say least
   keep(finish)
 end
 

@@ -1,4 +1,4 @@
--- The whole queue, unchanged. Replies {now in ms, {lane fields...}, {band, virtual time, finishes, tickets}...}.
+-- The whole queue, unchanged. Replies {now in ms, {lane fields...}, {band, {waiting agent, finish...}, tickets}...}.
 local lanes, bands = {}, {}
 for i, lane in ipairs(LANES) do
   lanes[i] = redis.call('HMGET', lane_key(lane), 'request', 'agent', 'band', 'epoch', 'n', 'granted', 'charged')
@@ -10,7 +10,11 @@ for i, band in ipairs(BANDS) do
     table.insert(fields, 1, id)
     tickets[j] = fields
   end
-  local finishes = redis.call('ZRANGE', P .. 'finish:' .. band, 0, -1, 'WITHSCORES')
+  local finishes = {}
+  for _, agent in ipairs(redis.call('ZRANGE', P .. 'ring:' .. band, 0, -1)) do
+    finishes[#finishes + 1] = agent
+    finishes[#finishes + 1] = redis.call('ZSCORE', P .. 'finish:' .. band, agent) or '0'
+  end
   bands[i] = {band, finishes, tickets}
 end
 return {text(now_ms), lanes, bands}
