@@ -1,0 +1,1 @@
+"""HTTP towards clients: routes, the outermost layer, limits, status codes. The only place that knows status codes."""

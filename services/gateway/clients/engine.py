@@ -1,0 +1,174 @@
+"""The engine over HTTP: info, readiness and one event stream per generation. Owns connections and their failures.
+
+Receives contract messages, hands on contract events. A broken connection, a silent engine or a stream without its
+terminal event is EngineLost; a refusal is the error that the engine named. Does not retry and does not know tokens.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import aiohttp
+
+from contracts import codec
+from contracts.engine_info import EngineInfo, Readiness
+from contracts.errors import EngineLost, InvalidRequest, ServiceError, from_failed
+from contracts.generate import Event, Failed, Finished, GenerateRequest
+
+_CONNECT_TIMEOUT_S = 3.0
+_PROBE_TIMEOUT_S = 2.0
+_DRAIN_TIMEOUT_S = 2.0
+_READ_BUFFER_BYTES = 1 << 20
+_JSON = {"content-type": "application/json"}
+
+
+class EngineStream:
+    """One generation's events. Closing it before the terminal event cancels the generation."""
+
+    def __init__(self, opening: "asyncio.Task[aiohttp.ClientResponse]", idle_timeout_s: float) -> None:
+        self._opening = opening
+        self._response: aiohttp.ClientResponse | None = None
+        self._idle_timeout_s = idle_timeout_s
+        self._heard_s = time.monotonic()
+        self._partial = b""
+        self._ended = False
+
+    async def read(self, timeout_s: float) -> list[Event]:
+        """The events that arrived, at least one; empty when timeout_s passed first.
+
+        Raises: EngineLost; the error named by a refusal. A Failed event is an event, not an error.
+        """
+        try:
+            chunk = await self._read_chunk(timeout_s)
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLost(f"the connection to the engine broke: {type(error).__name__}") from error
+        if chunk is None:
+            if time.monotonic() - self._heard_s > self._idle_timeout_s:
+                raise EngineLost(f"the engine was silent for {self._idle_timeout_s:g} s")
+            return []
+        self._heard_s = time.monotonic()
+        return self._split(chunk)
+
+    def close(self) -> None:
+        """Let go of the connection: reused after the terminal event, else closed, which cancels the generation."""
+        if self._response is None:
+            self._opening.cancel()
+            self._opening.add_done_callback(_close_late)
+        elif not self._ended:
+            self._response.close()
+
+    async def drain(self) -> None:
+        """Read the end of a finished stream so that its connection can be used again; never raises."""
+        if self._response is None or not self._ended:
+            return
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                await self._response.read()
+        except (aiohttp.ClientError, OSError):
+            self._response.close()
+
+    async def _read_chunk(self, timeout_s: float) -> bytes | None:
+        started_s = time.monotonic()
+        if self._response is None:
+            done, _ = await asyncio.wait((self._opening,), timeout=timeout_s)
+            if not done:
+                return None
+            self._response = self._opening.result()
+            if self._response.status != 200:
+                raise await _refusal(self._response)
+            timeout_s = max(0.001, timeout_s - (time.monotonic() - started_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._response.content.readany()
+        except TimeoutError:
+            return None
+
+    def _split(self, chunk: bytes) -> list[Event]:
+        if not chunk:
+            raise EngineLost("the engine's stream ended without a terminal event")
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        try:
+            events = [codec.decode_event(line) for line in lines if line]
+        except InvalidRequest as error:
+            raise EngineLost(f"the engine sent an event that is not in the contract: {error.message}") from error
+        self._ended = bool(events) and isinstance(events[-1], Finished | Failed)
+        return events
+
+
+class EngineClient:
+    """One engine's address; open() inside the running loop before use."""
+
+    def __init__(self, url: str, *, idle_timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self._idle_timeout_s = idle_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Make the connection pool."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            timeout=timeout,
+            read_bufsize=_READ_BUFFER_BYTES,
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+
+    def generate(self, request: GenerateRequest, headers: Mapping[str, str]) -> EngineStream:
+        """Start a generation; failures to connect show at the first read()."""
+        post = self._open_session.post(
+            f"{self.url}/v1/generate", data=codec.encode(request), headers={**_JSON, **headers}
+        )
+        return EngineStream(asyncio.ensure_future(_begin(post)), self._idle_timeout_s)
+
+    async def fetch_info(self) -> EngineInfo:
+        """Raises: EngineLost when the engine does not answer as the contract says."""
+        status, body = await self._get("/v1/info")
+        if status != 200:
+            raise EngineLost(f"the engine answered {status} to /v1/info")
+        try:
+            return codec.decode_engine_info(body)
+        except InvalidRequest as error:
+            raise EngineLost(f"the engine's /v1/info is not in the contract: {error.message}") from error
+
+    async def fetch_readiness(self) -> Readiness:
+        """Raises: EngineLost when the engine does not answer as the contract says."""
+        _, body = await self._get("/health/ready")
+        try:
+            return codec.decode_readiness(body)
+        except InvalidRequest as error:
+            raise EngineLost(f"the engine's /health/ready is not in the contract: {error.message}") from error
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S), self._open_session.get(self.url + path) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            reason = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+            raise EngineLost(f"the engine at {self.url} cannot be reached: {reason}") from error
+
+    @property
+    def _open_session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "open() first"
+        return self._session
+
+
+async def _begin(post: "aiohttp.client._RequestContextManager") -> aiohttp.ClientResponse:
+    return await post
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> ServiceError:
+    body = await response.read()
+    try:
+        return from_failed(codec.decode_failed(body))
+    except InvalidRequest:
+        return EngineLost(f"the engine answered {response.status} without a reason")
+
+
+def _close_late(opening: "asyncio.Task[aiohttp.ClientResponse]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -1,0 +1,1 @@
+"""Text and token ids: template, tokenizer, detokeniser, stop strings. Owns every conversion; knows no HTTP."""
