@@ -1,0 +1,79 @@
+"""One look at a service: ready or not, how far, and why not. Owns the probes, no waiting and no process."""
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+PROBE_TIMEOUT_S = 2.0
+READY_PATH = "/health/ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """progress is 0..1 where the service says it; message is its own word on why it is not ready."""
+
+    is_ready: bool
+    progress: float | None = None
+    message: str | None = None
+
+
+def probe_http(host: str, port: int) -> Probe:
+    """GET /health/ready: 200 is ready, anything else is not yet."""
+    connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", READY_PATH)
+        response = connection.getresponse()
+        body = response.read(65_536)
+    except (OSError, http.client.HTTPException):
+        return Probe(False)
+    finally:
+        connection.close()
+    return _read_readiness(response.status, body)
+
+
+def probe_redis(host: str, port: int) -> Probe:
+    """PING over a plain connection; a server that wants a password answers too and counts as up."""
+    try:
+        with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection:
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+    except ConnectionRefusedError:
+        return Probe(False)  # not listening (yet): nothing more to say
+    except OSError as error:
+        return Probe(False, message=error.strerror or str(error))
+    if answer.startswith((b"+PONG", b"-NOAUTH")):
+        return Probe(True)
+    return Probe(False, message=answer.decode("utf-8", "replace").strip() or "closed the connection")
+
+
+def probe_redis_url(url: str) -> Probe:
+    """Whether a server listens at redis://[user:password@]host:port; other schemes are left to the gateway."""
+    parts = urlsplit(url)
+    if parts.scheme != "redis" or parts.hostname is None:
+        return Probe(True)
+    probe = probe_redis(parts.hostname, parts.port or 6379)
+    return probe if probe.is_ready or probe.message else Probe(False, message="connection refused")
+
+
+def hide_password(url: str) -> str:
+    """The address without its credentials, for messages."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _read_readiness(status: int, body: bytes) -> Probe:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        return Probe(status == http.client.OK)
+    progress = fields.get("progress")
+    message = fields.get("message")
+    return Probe(
+        is_ready=status == http.client.OK,
+        progress=float(progress) if isinstance(progress, int | float) else None,
+        message=message if isinstance(message, str) and message else None,
+    )

