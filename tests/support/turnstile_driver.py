@@ -13,7 +13,7 @@ from contracts.observability import start_telemetry
 from gateway.turnstile import Band, Lease, Ticket, TicketEntry, Turnstile, TurnstileLimits
 from gateway.turnstile.store import KEY_PREFIX, FenceFloor, QueueStore, connect
 
-QUICK = TurnstileLimits(lease_ttl_s=1.5, restart_grace_s=0.0, command_timeout_s=1.0, outage_limit_s=20.0)
+QUICK = TurnstileLimits(lease_ttl_s=1.2, restart_grace_s=0.0, command_timeout_s=1.0, outage_limit_s=20.0)
 
 
 def entry(agent: str, cost_s: float = 1.0, band: Band = "interactive", request_id: str = "r") -> TicketEntry:

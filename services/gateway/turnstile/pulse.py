@@ -94,10 +94,7 @@ class Pulse:
 
     async def _pay_debts(self) -> None:
         for debt in list(self._roster.debts.values()):
-            if debt.lane is None:
-                await self._store.leave(debt.ticket_id)
-            else:
-                await self._store.release(debt.ticket_id, debt.lane, debt.measured_cost_s)
+            await self._store.settle(debt)
             self._roster.debts.pop(debt.ticket_id, None)
 
     async def _enter_again(self, ticket: Ticket) -> None:

@@ -5,7 +5,6 @@ Does not talk to the store.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from contracts.errors import ServiceError
@@ -13,17 +12,8 @@ from contracts.observability import Telemetry
 from contracts.telemetry import BAND, LEASE_LOST, OUTCOME, QUEUE_DEPTH, QUEUE_WAIT
 from gateway.turnstile.lease import Lease
 from gateway.turnstile.model import LostReason
-from gateway.turnstile.store import Granted, HeldLease
+from gateway.turnstile.store import GiveBack, Granted, HeldLease
 from gateway.turnstile.ticket import Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """A ticket that leaves (lane None), or a lane that is given back at its measured cost."""
-
-    ticket_id: str
-    lane: str | None = None
-    measured_cost_s: float = 0.0
 
 
 class Roster:

@@ -61,6 +61,15 @@ Place = Granted | Waiting | Unknown
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBack:
+    """A ticket that leaves (granted is None), or a lane that is given back at its measured cost."""
+
+    ticket_id: str
+    granted: Granted | None = None
+    measured_cost_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class HeldLease:
     """What a gateway reports of a lease, enough to take it back when the store forgot it."""
 
@@ -178,9 +187,17 @@ class QueueStore:
         assert not isinstance(place, Unknown), reply
         return place
 
-    async def release(self, ticket_id: str, lane: str, measured_cost_s: float) -> bool:
+    async def release(self, ticket_id: str, lane: str, fence: Fence, measured_cost_s: float) -> bool:
         """Settle and free a lane, grant the next; False when the lease was lost before."""
-        return bool(await self._call("release", ticket_id, lane, min(max(measured_cost_s, 0.0), MAX_COST_S)))
+        cost_s = min(max(measured_cost_s, 0.0), MAX_COST_S)
+        return bool(await self._call("release", ticket_id, lane, *fence, cost_s))
+
+    async def settle(self, debt: GiveBack) -> None:
+        """Leave or release, whichever the debt is."""
+        if debt.granted is None:
+            await self.leave(debt.ticket_id)
+        else:
+            await self.release(debt.ticket_id, debt.granted.lane, debt.granted.fence, debt.measured_cost_s)
 
     async def leave(self, ticket_id: str) -> None:
         """Take a ticket out, or give back the lane it was granted and never used."""

@@ -44,7 +44,7 @@ class Ticket:
 
         Raises: QueueUnavailable when the store was away for too long; ShuttingDown when the turnstile stops.
         """
-        assert not self._left, "a ticket that left cannot wait"
+        assert self._outcome.done() or not self._left, "a ticket that left cannot wait"
         if not self._outcome.done():
             await asyncio.wait((self._outcome,), timeout=timeout_s)
         return self._outcome.result() if self._outcome.done() else None

@@ -18,8 +18,8 @@ from gateway.turnstile.fair import predict
 from gateway.turnstile.lease import Lease
 from gateway.turnstile.model import MAX_REQUEST_ID_CHARS, QueueSnapshot, TicketEntry, TurnstileLimits, clip_agent
 from gateway.turnstile.pulse import Pulse
-from gateway.turnstile.roster import GiveBack, Roster
-from gateway.turnstile.store import STORE_ERRORS, FenceFloor, Full, Granted, QueueStore, Waiting, connect
+from gateway.turnstile.roster import Roster
+from gateway.turnstile.store import STORE_ERRORS, FenceFloor, Full, GiveBack, Granted, QueueStore, Waiting, connect
 from gateway.turnstile.ticket import Ticket
 from gateway.turnstile.wake import Wake
 
@@ -112,6 +112,8 @@ class Turnstile:
     async def raise_fence(self, fence: Fence) -> None:
         """Make every later fence higher than this one (the last an engine saw); holds when the store is away, too."""
         assert all(0 <= part <= MAX_FENCE_PART for part in fence), fence
+        if fence <= self._floor.fence:
+            return
         self._floor.raise_to(fence)
         if not self.healthy:
             return
@@ -152,17 +154,15 @@ class Turnstile:
 
     async def _release(self, ticket_id: str, lease: Lease, measured_cost_s: float) -> None:
         self._roster.drop(ticket_id)
-        await asyncio.shield(self._start(self._settle(GiveBack(ticket_id, lease.lane, measured_cost_s))))
+        debt = GiveBack(ticket_id, Granted(lease.lane, lease.fence), measured_cost_s)
+        await asyncio.shield(self._start(self._settle(debt)))
 
     async def _settle(self, debt: GiveBack) -> None:
         if not self.healthy:
             self._roster.debts[debt.ticket_id] = debt
             return
         try:
-            if debt.lane is None:
-                await self._store.leave(debt.ticket_id)
-            else:
-                await self._store.release(debt.ticket_id, debt.lane, debt.measured_cost_s)
+            await self._store.settle(debt)
         except STORE_ERRORS as error:
             self._owe(debt, error)
 

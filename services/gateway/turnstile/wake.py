@@ -9,16 +9,21 @@ from collections.abc import Callable
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError as StoreConnectionError
 
 from gateway.turnstile.pulse import MAX_BACKOFF_S, MIN_BACKOFF_S
 from gateway.turnstile.store import STORE_ERRORS, Granted, wake_channel
 
 _log = logging.getLogger("gateway.turnstile")
-_LISTEN_S = 30.0
+IDLE_S = 30.0
+PONG_S = 2.0
 
 
 class Wake:
-    """run() never returns; on_grant gets ticket id and grant, on_subscribed is called after each (re)connection."""
+    """run() never returns; on_grant gets ticket id and grant, on_subscribed is called after each (re)connection.
+
+    A quiet connection is pinged every idle_s, so that a dead one is noticed.
+    """
 
     def __init__(
         self,
@@ -26,11 +31,13 @@ class Wake:
         owner: str,
         on_grant: Callable[[str, Granted], None],
         on_subscribed: Callable[[], None],
+        idle_s: float = IDLE_S,
     ) -> None:
         self._client = client
         self._channel = wake_channel(owner)
         self._on_grant = on_grant
         self._on_subscribed = on_subscribed
+        self._idle_s = idle_s
 
     async def run(self) -> None:
         """Subscribe, deliver, and start over whenever the connection breaks."""
@@ -51,7 +58,12 @@ class Wake:
 
     async def _deliver(self, subscription: PubSub) -> None:
         while True:
-            message = await subscription.get_message(timeout=_LISTEN_S)
-            if message is not None and message["type"] == "message":
+            message = await subscription.get_message(timeout=self._idle_s)
+            if message is None:
+                await subscription.ping()
+                message = await subscription.get_message(timeout=PONG_S)
+                if message is None:
+                    raise StoreConnectionError(f"no answer to a ping within {PONG_S} s")
+            if message["type"] == "message":
                 ticket_id, lane, epoch, n = message["data"].split(" ")
                 self._on_grant(ticket_id, Granted(lane, (int(epoch), int(n))))

@@ -24,7 +24,9 @@ local function check_epoch()
 end
 
 local function grace_left_ms()
-  return math.max(0, tonumber(redis.call('HGET', META, 'grants_from') or 0) - now_ms)
+  local left_ms = tonumber(redis.call('HGET', META, 'grants_from') or 0) - now_ms
+  if left_ms > GRACE_MS then return 0 end -- the clock was set back
+  return math.max(0, left_ms)
 end
 
 local function renew_owner()
@@ -44,6 +46,19 @@ local function lane_of(id)
   for _, lane in ipairs(LANES) do
     if redis.call('HGET', lane_key(lane), 'id') == id then return lane end
   end
+end
+
+-- Remember a lane's last fence, and whether its holder is done with it: then a late heartbeat must not revive it.
+local function note_fence(lane, epoch, n, done)
+  redis.call('HSET', META, 'epoch:' .. lane, epoch, 'n:' .. lane, n, 'done:' .. lane, done)
+end
+
+-- Whether this fence is older than the lane's last, or is the last and done.
+local function is_over(lane, epoch, n)
+  local last = redis.call('HMGET', META, 'epoch:' .. lane, 'n:' .. lane, 'done:' .. lane)
+  local last_epoch, last_n = tonumber(last[1] or 0), tonumber(last[2] or 0)
+  if last_epoch ~= epoch then return last_epoch > epoch end
+  return last_n > n or (last_n == n and last[3] == '1')
 end
 
 local function held_s(lease) return math.max(0, now_ms - tonumber(lease.granted)) / 1000 end
@@ -133,7 +148,7 @@ local function grant_all(quiet)
       redis.call('RENAME', ticket_key(id), key)
       redis.call('HSET', key, 'id', id, 'epoch', epoch, 'n', n, 'tag', tag, 'charged', cost_s,
         'granted', now_ms, 'expires', now_ms + TTL_MS)
-      redis.call('HSET', META, 'epoch:' .. lane, epoch, 'n:' .. lane, n)
+      note_fence(lane, epoch, n, 0)
       if id ~= quiet then
         redis.call('PUBLISH', P .. 'wake:' .. owner, table.concat({id, lane, epoch, n}, ' '))
       end

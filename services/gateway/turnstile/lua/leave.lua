@@ -2,7 +2,9 @@
 check_epoch()
 local lane = lane_of(ARGV[FIRST])
 if lane then
-  free(lane, lease_on(lane), 0)
+  local lease = lease_on(lane)
+  free(lane, lease, 0)
+  note_fence(lane, lease.epoch, lease.n, 1)
 else
   remove(ARGV[FIRST])
 end

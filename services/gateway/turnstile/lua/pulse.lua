@@ -6,16 +6,14 @@ check_epoch()
 renew_owner()
 
 -- A lease that the store forgot (data lost, or swept while its gateway was frozen) is taken back with its old fence,
--- unless the lane was granted to anyone since.
+-- unless the lane was granted to anyone since, or a release overtook this heartbeat.
 local function adopt(id, lane, epoch, n, at)
-  local last = redis.call('HMGET', META, 'epoch:' .. lane, 'n:' .. lane)
-  local last_epoch, last_n = tonumber(last[1] or 0), tonumber(last[2] or 0)
-  if last_epoch > epoch or (last_epoch == epoch and last_n > n) then return 'lost' end
+  if is_over(lane, epoch, n) then return 'lost' end
   local key, owned, band = lane_key(lane), P .. 'owned:' .. OWNER, ARGV[at + 4]
   redis.call('HSET', key, 'id', id, 'owner', OWNER, 'epoch', epoch, 'n', n, 'band', band, 'agent', ARGV[at + 5],
     'cost', ARGV[at + 6], 'request', ARGV[at + 7], 'tokens', ARGV[at + 8], 'tag', virtual_time(band), 'charged', 0,
     'granted', now_ms, 'expires', now_ms + TTL_MS)
-  redis.call('HSET', META, 'epoch:' .. lane, epoch, 'n:' .. lane, n)
+  note_fence(lane, epoch, n, 0)
   redis.call('PEXPIRE', key, KEEP_MS)
   redis.call('SADD', owned, id)
   keep(owned)
