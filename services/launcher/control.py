@@ -13,8 +13,9 @@ from launcher.ports import local_host
 from launcher.process import is_alive, send_signal, wait_gone
 from launcher.settings import LauncherSettings
 from launcher.state import StackRecord, hold_lock, read_state
-from launcher.up import STOP_GRACE_S, end_leftovers
+from launcher.up import end_leftovers
 
+_STOP_MARGIN_S = 10.0
 _KILL_WAIT_S = 5.0
 
 
@@ -57,7 +58,7 @@ def stop_stack(settings: LauncherSettings, console: Console) -> int:
     if is_alive(record.launcher):
         console.status("stopping", f"Soloist (pid {record.launcher.pid})")
         send_signal(record.launcher, signal.SIGTERM)
-        if not wait_gone(record.launcher, timeout_s=STOP_GRACE_S):
+        if not wait_gone(record.launcher, timeout_s=record.stop_s + _STOP_MARGIN_S):
             send_signal(record.launcher, signal.SIGKILL)
             if not wait_gone(record.launcher, timeout_s=_KILL_WAIT_S):
                 raise LauncherError(f"pid {record.launcher.pid} does not end, even by SIGKILL")

@@ -18,9 +18,10 @@ from launcher.programs import Programs
 from launcher.settings import LauncherSettings
 from launcher.stack_plan import UpOptions, choose_model, make_plan
 from launcher.state import LOG_NAME, describe_owner, is_locked
-from launcher.up import STOP_GRACE_S, fetch_model
+from launcher.up import fetch_model
 
 _LOG_BYTES_MAX = 20_000_000
+_ABANDON_S = 30.0  # it is still starting: nothing is there to drain
 
 
 def run_detached(options: UpOptions, settings: LauncherSettings, programs: Programs, console: Console) -> int:
@@ -66,7 +67,7 @@ def _abandon(process: "subprocess.Popen[bytes]") -> None:
     """Stop a background process that nobody waits for any more; its children die with it."""
     process.terminate()
     try:
-        process.wait(STOP_GRACE_S)
+        process.wait(_ABANDON_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -31,7 +31,7 @@ MEMORY_BYTES_MIN = 1_000_000_000
 _TOOL_TIMEOUT_S = 20.0
 CPU_BUILD_HINT = (
     "without an NVIDIA GPU a CPU build of torch is enough: name its place in pip's own configuration "
-    "(PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS) before the first use, or pip fetches the CUDA build"
+    "(PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS) before the first use, or pip fetches the CUDA build (5 GB instead of 1.5)"
 )
 
 
@@ -122,10 +122,16 @@ class Doctor:
         if not self._has_packages:
             return Check("model", "note", f"{model}: looked for once the packages are installed")
         answer = self._ask((*self._programs.models, "--json"))
-        known = {entry["name"]: entry for entry in answer} if isinstance(answer, list) else {}
+        if not isinstance(answer, dict):
+            command = " ".join(self._programs.models)
+            return Check("model", "problem", "the models cannot be listed", f"see what `{command}` says")
+        known = {entry["name"]: entry for entry in answer["models"]}
         if model not in known:
-            listed = ", ".join(known) or "none"
-            return Check("model", "problem", f"{model} is unknown; known are {listed}", "choose one with --model")
+            return Check(
+                "model", "problem", f"{model} is unknown; known are {', '.join(known)}", "choose one with --model"
+            )
+        if known[model]["fault"]:
+            return Check("model", "problem", f"{model}: {known[model]['fault']}", f"run ./soloist fetch {model}")
         if known[model].get("present"):
             return Check("model", "ok", f"{model} is in {self._settings.home}")
         return Check("model", "note", f"{model} is not fetched yet: `up` does it, or ./soloist fetch {model}")

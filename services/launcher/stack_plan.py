@@ -17,6 +17,8 @@ from launcher.settings import LauncherSettings, child_environment
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PORT = 8000
 REDIS_MAX_MEMORY = "256mb"
+DEFAULT_DRAIN_S = 20.0
+DRAIN_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """Everything decided: redis_port is None when redis_url names a server that is not ours."""
+    """Everything decided: redis_port is None when redis_url names a server that is not ours.
+
+    gateway_grace_s leaves the gateway the drain it was set to, and a margin.
+    """
 
     model: str
     host: str
@@ -39,6 +44,7 @@ class StackPlan:
     engine_port: int
     redis_url: str
     redis_port: int | None
+    gateway_grace_s: float
     engine_environ: Mapping[str, str]
     gateway_environ: Mapping[str, str]
 
@@ -87,7 +93,7 @@ def make_plan(options: UpOptions, settings: LauncherSettings, programs: Programs
     }
     return StackPlan(
         model=model, host=host, port=port, engine_host=engine_host, engine_port=engine_port,
-        redis_url=redis_url, redis_port=redis_port,
+        redis_url=redis_url, redis_port=redis_port, gateway_grace_s=_choose_grace_s(environ),
         engine_environ=child_environment(settings, engine), gateway_environ=child_environment(settings, gateway),
     )  # fmt: skip
 
@@ -133,6 +139,14 @@ def _refuse_foreign_engine(environ: Mapping[str, str]) -> None:
         raise LauncherError(
             f"GATEWAY_ENGINE_URL is {url}, but `up` starts an engine of its own; unset it", exit_code=EXIT_REFUSED
         )
+
+
+def _choose_grace_s(environ: Mapping[str, str]) -> float:
+    text = environ.get("GATEWAY_DRAIN_S")
+    try:
+        return (float(text) if text else DEFAULT_DRAIN_S) + DRAIN_MARGIN_S
+    except ValueError:
+        return DEFAULT_DRAIN_S + DRAIN_MARGIN_S  # the gateway itself refuses such a value
 
 
 def _choose_redis(settings: LauncherSettings, programs: Programs) -> tuple[str, int | None]:

@@ -38,7 +38,10 @@ class ChildRecord:
 
 @dataclass(frozen=True, slots=True)
 class StackRecord:
-    """The running stack; started_at_s is seconds since the epoch, phase is starting, ready or stopping."""
+    """The running stack; started_at_s is seconds since the epoch, phase is starting, ready or stopping.
+
+    stop_s is the longest that a stop may take before it is forced.
+    """
 
     launcher: ProcessName
     phase: str
@@ -47,6 +50,7 @@ class StackRecord:
     port: int
     started_at_s: float
     detached: bool
+    stop_s: float
     children: tuple[ChildRecord, ...]
 
     @property

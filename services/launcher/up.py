@@ -21,10 +21,8 @@ from launcher.stack import Stack, StackOptions
 from launcher.stack_plan import StackPlan, UpOptions, make_plan, redis_command
 from launcher.state import LOG_NAME, ChildRecord, StackRecord, hold_lock, read_state, remove_state, write_state
 
-GATEWAY_GRACE_S = 20.0
-ENGINE_GRACE_S = 15.0
+ENGINE_GRACE_S = 20.0
 REDIS_GRACE_S = 5.0
-STOP_GRACE_S = GATEWAY_GRACE_S + ENGINE_GRACE_S + REDIS_GRACE_S + 10.0  # all of it in turn, with room to spare
 _LEFTOVER_GRACE_S = 2.0
 
 
@@ -107,13 +105,14 @@ def _run_stack(
     launcher = identify(os.getpid())
     assert launcher is not None
     started_at_s = time.time()
+    stop_s = sum(child.spec.grace_s for child in children)
     reporter: Reporter = piped or console
 
     def record(phase: str) -> None:
         running = ((child, child.process_name()) for child in children)
         records = tuple(ChildRecord(child.name, name, child.spec.port) for child, name in running if name is not None)
         stack = StackRecord(
-            launcher, phase, plan.model, plan.host, plan.port, started_at_s, piped is not None, records
+            launcher, phase, plan.model, plan.host, plan.port, started_at_s, piped is not None, stop_s, records
         )  # fmt: skip
         write_state(settings.run_folder, stack)
 
@@ -155,7 +154,7 @@ def _child_specs(plan: StackPlan, settings: LauncherSettings, programs: Programs
         specs.append(ChildSpec("redis", command, plain, settings.root, plan.redis_port, ping, REDIS_GRACE_S))
     services = (
         ("engine", programs.engine, plan.engine_environ, plan.engine_host, plan.engine_port, ENGINE_GRACE_S),
-        ("gateway", programs.gateway, plan.gateway_environ, plan.host, plan.port, GATEWAY_GRACE_S),
+        ("gateway", programs.gateway, plan.gateway_environ, plan.host, plan.port, plan.gateway_grace_s),
     )
     for name, command, environ, host, port, grace_s in services:
         probe_service = partial(probe_http, local_host(host), port)

@@ -115,7 +115,7 @@ def main(name: str, arguments: list[str]) -> int:
             return 2
         return 0
     if name == "models":
-        sys.stdout.write(json.dumps([{"name": "smollm2-135m", "present": False}]) + "\n")
+        sys.stdout.write(json.dumps({"models": [{"name": "smollm2-135m", "present": False, "fault": None}]}) + "\n")
         return 0
     port = int(arguments[arguments.index("--port") + 1] if name == "redis" else os.environ[f"{name.upper()}_PORT"])
     serve(name, port)
