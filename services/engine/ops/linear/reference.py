@@ -42,16 +42,21 @@ def linear(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 def _scale(
     codes: torch.Tensor, matrix: QuantizedMatrix, scales: torch.Tensor, minima: torch.Tensor | None
 ) -> torch.Tensor:
-    values = codes.to(torch.float32)  # [T, K]
+    """Codes [T, K] uint8 to fp32 with the groups' scales and minima [ceil(K / G), T]; the last group may be short."""
+    values = codes.to(torch.float32)
     if minima is None:
         values -= float(1 << (matrix.bits - 1))
-    values *= _spread(scales, matrix)
-    if minima is not None:
-        values += _spread(minima, matrix)
+    num_whole = matrix.num_cols // matrix.group_size
+    split = num_whole * matrix.group_size
+    for span, groups in ((values[:, :split], slice(0, num_whole)), (values[:, split:], slice(num_whole, None))):
+        if span.shape[1] > 0:
+            _scale_groups(span, scales[groups], None if minima is None else minima[groups])
     return values
 
 
-def _spread(grid: torch.Tensor, matrix: QuantizedMatrix) -> torch.Tensor:
-    """[groups, T] fp16 -> [T, K] fp32, each number repeated over its group."""
-    wide = grid.t().to(torch.float32).repeat_interleave(matrix.group_size, dim=1)
-    return wide[:, : matrix.num_cols]
+def _scale_groups(values: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None) -> None:
+    """Multiply and add in place: values [T, groups * width], scales and minima [groups, T]."""
+    grouped = values.view(values.shape[0], scales.shape[0], -1)
+    grouped *= scales.t().to(torch.float32).unsqueeze(2)
+    if minima is not None:
+        grouped += minima.t().to(torch.float32).unsqueeze(2)
