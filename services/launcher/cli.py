@@ -62,7 +62,8 @@ def main(
     """Run one verb and return its exit code: 0 ok, 1 failed, 2 refused, 130 interrupted."""
     options, extra = _parse(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _raise_terminated)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _raise_terminated)
     err = Console(sys.stderr, is_terminal=sys.stderr.isatty(), color=False)
     try:
         settings = load_settings(root)

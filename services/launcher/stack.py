@@ -231,8 +231,9 @@ class Stack:
         def remember(number: int, _frame: FrameType | None) -> None:
             self._inbox.put(number)
 
-        numbers = (*_STOP_SIGNALS, signal.SIGCHLD)
-        before = {number: signal.signal(number, remember) for number in numbers}
+        # What the person told the system to ignore (nohup, a background job of a script) stays ignored.
+        heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, remember) for number in (*heard, signal.SIGCHLD)}
         try:
             yield
         finally:

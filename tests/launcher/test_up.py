@@ -91,6 +91,19 @@ def test_a_deaf_child_is_killed_and_hurry_is_possible(stack: FakeStack) -> None:
     stack.assert_nothing_runs()
 
 
+def test_an_ignored_hangup_stays_ignored(stack: FakeStack) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        launcher = stack.start_ready()
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    launcher.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert launcher.poll() is None
+    launcher.terminate()
+    assert launcher.wait(10) == 0
+
+
 def test_sigkill_of_the_launcher_leaves_no_orphan(stack: FakeStack) -> None:
     launcher = stack.start_ready()
     children = stack.all_pids()
