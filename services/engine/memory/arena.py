@@ -5,7 +5,6 @@ first written. Regions start zeroed there; on a GPU they are undefined until wri
 """
 
 import mmap
-from contextlib import suppress
 from typing import Final
 
 import torch
@@ -65,11 +64,7 @@ def _take_from_device(total_bytes: int, device: torch.device) -> torch.Tensor:
 
 def _map_pages(total_bytes: int) -> torch.Tensor:
     try:
-        pages = mmap.mmap(-1, total_bytes)
+        pages = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise SetupError(f"the system refused {total_bytes} bytes for the memory plan: {error.strerror}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # The step streams every weight: large pages mean fewer address translations. A kernel without them says EINVAL.
-        with suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.uint8)

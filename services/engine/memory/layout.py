@@ -13,6 +13,7 @@ from contracts.errors import SetupError
 
 DType = Literal["fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8"]
 ALIGNMENT_BYTES = 256
+MAX_ALIGNMENT_BYTES = 4096  # what a page gives an arena on the host
 MAX_WAYS = 3
 
 _ITEM_BYTES: dict[DType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
@@ -78,10 +79,11 @@ class LayoutBuilder:
         self._wanted: dict[str, _Reservation] = {}
 
     def reserve(self, name: str, shape: tuple[int, ...], dtype: DType, *, alignment: int = ALIGNMENT_BYTES) -> Handle:
-        """Ask for a region; names are unique, every axis is at least 1, alignment is a power of two >= 256."""
+        """Ask for a region; names are unique, every axis is at least 1, alignment is a power of two in 256 .. 4096."""
         assert name not in self._wanted, f"region {name} reserved twice"
         assert shape and all(axis >= 1 for axis in shape), f"region {name} has shape {shape}"
-        assert alignment >= ALIGNMENT_BYTES and alignment & (alignment - 1) == 0, f"region {name}: {alignment}"
+        assert ALIGNMENT_BYTES <= alignment <= MAX_ALIGNMENT_BYTES, f"region {name}: alignment {alignment}"
+        assert alignment & (alignment - 1) == 0, f"region {name}: alignment {alignment}"
         self._wanted[name] = _Reservation(shape, dtype, alignment)
         return Handle(name)
 
