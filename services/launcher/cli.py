@@ -61,9 +61,10 @@ def main(
 ) -> int:
     """Run one verb and return its exit code: 0 ok, 1 failed, 2 refused, 130 interrupted."""
     options, extra = _parse(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _raise_terminated)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a script's background job ignores it
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _raise_terminated)
     err = Console(sys.stderr, is_terminal=sys.stderr.isatty(), color=False)
     try:
         settings = load_settings(root)

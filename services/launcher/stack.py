@@ -231,9 +231,10 @@ class Stack:
         def remember(number: int, _frame: FrameType | None) -> None:
             self._inbox.put(number)
 
-        # What the person told the system to ignore (nohup, a background job of a script) stays ignored.
-        heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, remember) for number in (*heard, signal.SIGCHLD)}
+        numbers = [*_STOP_SIGNALS, signal.SIGCHLD]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            numbers.remove(signal.SIGHUP)  # nohup: the person wants it to outlive the terminal
+        before = {number: signal.signal(number, remember) for number in numbers}
         try:
             yield
         finally:
