@@ -104,17 +104,20 @@ class Generation:
                 await self._beat.beat()
                 continue
             end = self._take(events)
-            if end is not None:
+            if isinstance(end, ReplyEnd):
                 self._sink.end(end)
-            await self._sink.flush()
-            self._beat.sent()
+            if self._sink.has_notes:
+                await self._sink.flush()
+                self._beat.sent()
+            if isinstance(end, ServiceError):
+                raise end
             if end is not None:
                 return end
 
-    def _take(self, events: list[Event]) -> ReplyEnd | None:
-        """Note what came; prefill progress is not shown, so the heartbeat keeps running through it."""
+    def _take(self, events: list[Event]) -> ReplyEnd | ServiceError | None:
+        """Note what came, up to the end. A failure is returned, so that the tokens before it are still shown."""
         deltas: list[ReplyDelta | None] = []
-        end: ReplyEnd | None = None
+        end: ReplyEnd | ServiceError | None = None
         for event in events:
             match event:
                 case Tokens():
@@ -125,12 +128,12 @@ class Generation:
                 case Accepted():
                     self._start(event)
                 case Prefill():
-                    pass
+                    pass  # not shown; the heartbeat tells the client that its request lives
                 case Finished():
                     deltas.append(self._text.finish())
                     end = self._end(event)
                 case Failed():
-                    raise from_failed(event)
+                    end = from_failed(event)
         self._show([delta for delta in deltas if delta is not None])
         return end
 
@@ -158,11 +161,11 @@ class Generation:
         self._usage = ReplyUsage(self._admission.budget.prompt_tokens, self._cached_tokens, self._text.num_tokens)
         return ReplyEnd("stop", self._usage, self._text.stop_string)
 
-    def _end(self, finished: Finished) -> ReplyEnd:
+    def _end(self, finished: Finished) -> ReplyEnd | ServiceError:
         if finished.reason == "cancelled":
-            raise EngineLost("the engine cancelled the request")
+            return EngineLost("the engine cancelled the request")
         if finished.reason == "preempted":
-            raise StaleLease("the lane was given to another request")
+            return StaleLease("the lane was given to another request")
         usage = finished.usage
         self._usage = ReplyUsage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         if self._text.stop_string is not None:

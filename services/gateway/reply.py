@@ -56,6 +56,10 @@ class ReplyEnd:
 class ReplySink(Protocol):
     """Where a reply goes. start, delta and end only take note; flush sends what was noted. One task calls, in order."""
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether flush would send anything."""
+
     async def keep_alive(self) -> None:
         """Nothing to send for a while: show the client that the request lives."""
 

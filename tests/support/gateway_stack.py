@@ -15,6 +15,7 @@ import httpx
 
 from gateway.app import create_app
 from gateway.settings import read_config
+from gateway.turnstile import Turnstile
 from support.scripted_engine import ScriptedEngine
 from support.server_thread import ServerThread
 from support.text_model import MODEL_NAME
@@ -63,19 +64,27 @@ class GatewayStack:
     def start(self) -> "GatewayStack":
         """Start both and wait until the gateway is ready."""
         self.engine_server.start()
-        config = read_config(self._environ | {"GATEWAY_ENGINE_URL": self.engine_server.url})
-        self._gateway_server = ServerThread(create_app(config)).start()
-        self.client.base_url = httpx.URL(self.url)
+        self.start_gateway()
         self.wait_ready()
         return self
 
+    def start_gateway(self, turnstile: Turnstile | None = None) -> None:
+        """Start the gateway alone; the engine's port must be known."""
+        config = read_config(self._environ | {"GATEWAY_ENGINE_URL": self.engine_server.url})
+        self._gateway_server = ServerThread(create_app(config, turnstile=turnstile)).start()
+        self.client.base_url = httpx.URL(self.url)
+
     def stop(self) -> None:
         """Stop both; the gateway first, so that it can say goodbye."""
+        self.stop_gateway()
+        self.engine_server.stop()
+        self.engine.stop_telemetry()
+
+    def stop_gateway(self) -> None:
+        """Stop the gateway alone."""
         self.client.close()
         if self._gateway_server is not None:
             self._gateway_server.stop()
-        self.engine_server.stop()
-        self.engine.stop_telemetry()
 
     def reset(self) -> None:
         """An engine without memory, once it is idle."""
@@ -113,11 +122,15 @@ class GatewayStack:
 class RawRequest:
     """A chat request on a bare socket, so that a test decides when to read and when to leave."""
 
-    def __init__(self, port: int, body: Any, **headers: str) -> None:
+    def __init__(self, port: int, body: Any, *, receive_bytes: int | None = None, **headers: str) -> None:
         content = json.dumps(body).encode()
         head = {"host": "test", "content-type": "application/json", "content-length": str(len(content)), **headers}
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20.0)
+        self.socket = socket.socket()
+        self.socket.settimeout(20.0)
+        if receive_bytes is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.socket.connect(("127.0.0.1", port))
         self.socket.sendall(f"POST {CHAT_PATH} HTTP/1.1\r\n{lines}\r\n".encode() + content)
         self.received = b""
 
@@ -135,9 +148,27 @@ class RawRequest:
             self.received += chunk
         return self.received
 
+    def read_events(self) -> list[Any]:
+        """The events of the whole chunked response, without its comments."""
+        _, _, body = self.read_all().partition(b"\r\n\r\n")
+        content = b""
+        while body:
+            size, _, body = body.partition(b"\r\n")
+            content += body[: int(size, 16)]
+            body = body[int(size, 16) + 2 :]
+        return parse_events(content.decode())
+
     def leave(self) -> None:
         """Close the connection."""
         self.socket.close()
+
+    def __enter__(self) -> "RawRequest":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
 
 
 def parse_events(body: str) -> list[Any]:

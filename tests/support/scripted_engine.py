@@ -54,7 +54,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text is encoded with the model's tokenizer (no control tokens), ids are taken as they are; either is cut by
     max_new_tokens. Delays are seconds. refuse answers before any event; fail, drop, die and garbage come after that
-    many tokens: a failed event, a broken connection, SIGKILL of the process, a line that is no event.
+    many tokens: a failed event, a broken connection, SIGKILL of the process, a line that is no event. stall_after says
+    nothing more until the request is stopped.
     """
 
     text: str = "ok"
@@ -73,6 +74,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop_after: int | None = None
     die_after: int | None = None
     garbage_after: int | None = None
+    stall_after: int | None = None
 
 
 @dataclass
@@ -144,6 +146,12 @@ class ScriptedEngine:
         self.next_scripts.clear()
         self.seen.clear()
         self.readiness = Readiness("ready", 1.0)
+
+    def preempt(self) -> None:
+        """What a request with a higher fence does to the one that runs."""
+        epoch, number = self._fence
+        self._fence = (epoch, number + 1)
+        self._preempt_lower(self._fence)
 
     def stop_telemetry(self) -> None:
         """Flush the spans."""
@@ -284,7 +292,8 @@ class ScriptedEngine:
         request = seen.request
         ids = script.ids if script.ids is not None else self.encode(script.text)
         for start in range(0, len(ids), script.tokens_per_event):
-            if await _pause(script.token_delay_s, turn):
+            stalls = script.stall_after is not None and seen.emitted >= script.stall_after
+            if await _pause(3600.0 if stalls else script.token_delay_s, turn):
                 return turn.reason
             if await self._break_off(stream, seen, script):
                 return None

@@ -29,6 +29,11 @@ class StreamSink:
         self._more = True
         self.begun = False
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether events wait to be sent."""
+        return bool(self._noted)
+
     async def keep_alive(self) -> None:
         """A comment, with the headers before it when it is the first byte."""
         self._noted.append(sse.KEEP_ALIVE)
@@ -84,6 +89,11 @@ class BodySink:
         self._deltas: list[ReplyDelta] = []
         self._end: ReplyEnd | None = None
         self.begun = False
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether the body is complete."""
+        return self._end is not None
 
     async def keep_alive(self) -> None:
         """Nothing: a body cannot be kept alive without spoiling it."""

@@ -5,6 +5,7 @@ terminal event is EngineLost; a refusal is the error that the engine named. Does
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -15,6 +16,7 @@ from contracts.engine_info import EngineInfo, Readiness
 from contracts.errors import EngineLost, InvalidRequest, ServiceError, from_failed
 from contracts.generate import Event, Failed, Finished, GenerateRequest
 
+_LOG = logging.getLogger("gateway.engine")
 _CONNECT_TIMEOUT_S = 3.0
 _PROBE_TIMEOUT_S = 2.0
 _DRAIN_TIMEOUT_S = 2.0
@@ -32,12 +34,15 @@ class EngineStream:
         self._heard_s = time.monotonic()
         self._partial = b""
         self._ended = False
+        self._broken: EngineLost | None = None
 
     async def read(self, timeout_s: float) -> list[Event]:
         """The events that arrived, at least one; empty when timeout_s passed first.
 
         Raises: EngineLost; the error named by a refusal. A Failed event is an event, not an error.
         """
+        if self._broken is not None:
+            raise self._broken
         try:
             chunk = await self._read_chunk(timeout_s)
         except (aiohttp.ClientError, OSError) as error:
@@ -87,10 +92,16 @@ class EngineStream:
         if not chunk:
             raise EngineLost("the engine's stream ended without a terminal event")
         *lines, self._partial = (self._partial + chunk).split(b"\n")
+        events: list[Event] = []
         try:
-            events = [codec.decode_event(line) for line in lines if line]
+            for line in lines:
+                events.append(codec.decode_event(line))
         except InvalidRequest as error:
-            raise EngineLost(f"the engine sent an event that is not in the contract: {error.message}") from error
+            # What came before it is good and is handed on first; its own text never reaches a client.
+            _LOG.error("the engine sent an event that is not in the contract: %s", error.message)
+            self._broken = EngineLost("the engine sent an event that is not in the contract")
+            if not events:
+                raise self._broken from error
         self._ended = bool(events) and isinstance(events[-1], Finished | Failed)
         return events
 
