@@ -65,12 +65,15 @@ class Stack:
     def ask(self) -> str:
         """The streamed answer to the question, whole; raises StepFailed when it is cut off or makes no sense."""
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{self._port}/v1", api_key="none", max_retries=0, timeout=180)
-        with client:
-            stream = client.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": QUESTION}], stream=True, max_tokens=200,
-                temperature=0,
-            )  # fmt: skip
-            choices = [chunk.choices[0] for chunk in stream if chunk.choices]
+        try:
+            with client:
+                stream = client.chat.completions.create(
+                    model=MODEL, messages=[{"role": "user", "content": QUESTION}], stream=True, max_tokens=200,
+                    temperature=0,
+                )  # fmt: skip
+                choices = [chunk.choices[0] for chunk in stream if chunk.choices]
+        except openai.OpenAIError as error:
+            raise StepFailed(f"the question got no answer: {error}") from error
         text = "".join(choice.delta.content or "" for choice in choices)
         if choices[-1].finish_reason not in ("stop", "length"):
             raise StepFailed(f"the stream ended with {choices[-1].finish_reason!r} after {text!r}")
@@ -78,6 +81,7 @@ class Stack:
 
     def check_refusal(self) -> None:
         """Without an engine the gateway is alive, not ready, and refuses in OpenAI's shape with Retry-After."""
+        self._await(lambda: self._fetch("/health/live")[0] == 200, "the gateway is alive")
         live, _ = self._fetch("/health/live")
         ready, _ = self._fetch("/health/ready")
         if (live, ready) != (200, 503):
@@ -141,6 +145,7 @@ class Stack:
         return self._steps.run(["docker", "inspect", "--format", template, container]).strip()
 
     def _fetch(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body; status 0 when nothing answers."""
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", data=body, headers=headers)
         try:
@@ -149,6 +154,8 @@ class Stack:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read()
+        except OSError as error:
+            return 0, str(error).encode()
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + RESTART_TIMEOUT_S
