@@ -4,6 +4,7 @@ Owns the OpenTelemetry SDK set-up. Receives service name, version and endpoint; 
 metrics page. Does not name anything (telemetry.py does) and never blocks a request: exporters run in their own threads.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from contracts.telemetry import Metric
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 EXPORT_TIMEOUT_S = 5
+SHUTDOWN_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,12 @@ class Telemetry:
         return generate_latest(self.registry)
 
     def shutdown(self) -> None:
-        """Flush and stop the exporters, within their time-out."""
+        """Flush and stop the exporters; a dead collector delays the exit by SHUTDOWN_TIMEOUT_S at most."""
+        flushing = threading.Thread(target=self._flush, name="telemetry-flush", daemon=True)
+        flushing.start()
+        flushing.join(SHUTDOWN_TIMEOUT_S)
+
+    def _flush(self) -> None:
         if self.spans is not None:
             self.spans.shutdown()
         self.meters.shutdown()
