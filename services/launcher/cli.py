@@ -18,7 +18,7 @@ from launcher.control import show_status, stop_stack
 from launcher.detach import run_detached
 from launcher.doctor import Doctor, show
 from launcher.environment import Environment, Group, InstallTools, default_tools
-from launcher.errors import EXIT_FAILED, LauncherError
+from launcher.errors import EXIT_FAILED, LauncherError, as_launcher_error
 from launcher.programs import Programs, choose_programs
 from launcher.quality import Tiers, list_steps, run_steps
 from launcher.settings import LauncherSettings, child_environment, load_settings
@@ -79,8 +79,7 @@ def main(
         err.line("soloist: interrupted")
         return EXIT_INTERRUPTED
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        err.line(f"soloist: {where}{error.strerror or error}")
+        err.line(f"soloist: {as_launcher_error(error).message}")
         return EXIT_FAILED
 
 

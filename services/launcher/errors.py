@@ -1,7 +1,9 @@
-"""The launcher's one error: a line for the person at the keyboard and an exit code. Owns no wording.
+"""The launcher's one error: a line for the person at the keyboard and an exit code. Decides nothing.
 
 contracts.errors needs installed packages, which the launcher must do without.
 """
+
+import errno
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -14,3 +16,10 @@ class LauncherError(Exception):
         super().__init__(message)
         self.message = message
         self.exit_code = exit_code
+
+
+def as_launcher_error(error: OSError) -> LauncherError:
+    """A fault of the operating system as a line: what, where, and what to do when the disk is full."""
+    where = f"{error.filename}: " if error.filename else ""
+    advice = "; make room, or move SOLOIST_HOME or SOLOIST_VENV" if error.errno == errno.ENOSPC else ""
+    return LauncherError(f"{where}{error.strerror or error}{advice}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.child import Child, ChildSpec
 from launcher.console import Console, PipeReporter, Reporter, format_duration
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, as_launcher_error
 from launcher.health import hide_password, probe_http, probe_redis, probe_redis_url
 from launcher.ports import LOOPBACK, local_host
 from launcher.process import describe_exit, end_process, identify, run_leashed
@@ -58,9 +58,10 @@ def run_foreground(
             if piped is None and (exit_code := fetch_model(plan.model, settings, programs)) != 0:
                 return exit_code
             return _run_stack(options, plan, settings, programs, console=console, piped=piped)
-    except LauncherError as error:
+    except (LauncherError, OSError) as error:
+        reason = as_launcher_error(error) if isinstance(error, OSError) else error
         if piped is not None:
-            piped.finish(exit_code=error.exit_code, message=error.message)
+            piped.finish(exit_code=reason.exit_code, message=reason.message)
         raise
     finally:
         console.clear_status()
