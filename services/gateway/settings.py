@@ -70,6 +70,17 @@ def read_config(environ: Mapping[str, str] | None = None) -> GatewayConfig:
     )
 
 
+def read_home() -> Path:
+    """The model home alone, for tools that need no other setting."""
+    return resolve_home(os.environ)
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment for a child process, without settings of ours but these."""
+    own = ("GATEWAY_", "ENGINE_", "OTEL_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)} | variables
+
+
 def _read_endpoint(variables: Mapping[str, str]) -> str | None:
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
