@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.ops.kv_codec.lattice import choose_scales, lattice_weights, nearest_points
+from engine.ops.kv_codec.lattice import choose_scales, lattice_weights, nearest_points, squared_error
 from engine.ops.kv_codec.reference import decode, encode, pack, unpack
 from support import kv_codec_oracle as oracle
 
@@ -46,6 +46,18 @@ def dead_group(head_dim: int, seed: int) -> Tensor:
     return y
 
 
+def absorbed_group(head_dim: int, seed: int) -> Tensor:
+    """The first group's errors vanish in the others' sum, so that all its candidates tie."""
+    y = gaussian(head_dim, seed) * 1e3
+    y[:, :64] *= 1e-6
+    return y
+
+
+def edge_of_zero(head_dim: int, seed: int) -> Tensor:
+    """absmax / 7.5 is the least subnormal fp16, absmax / 10 rounds to zero."""
+    return gaussian(head_dim, seed).clamp(-1, 1) * 2.6e-7
+
+
 def one_hot(head_dim: int, seed: int) -> Tensor:
     y = torch.zeros(2, head_dim)
     y[0, seed % head_dim], y[1, -1] = 1.7, -3.0
@@ -67,6 +79,8 @@ DISTRIBUTIONS = {
     "unequal groups": unequal_groups,
     "ties": ties,
     "dead group": dead_group,
+    "absorbed group": absorbed_group,
+    "edge of zero": edge_of_zero,
     "one-hot": one_hot,
     "all equal": all_equal,
     "zero": zero,
@@ -113,6 +127,17 @@ def test_lattice_points_are_fixed_points_with_even_sums(name: str, head_dim: int
     assert torch.equal(pack(points, cosets), encoded.codes[:, 0])
     assert torch.equal(points.sum(1) % 2, torch.zeros_like(cosets, dtype=torch.int64))
     assert int(points.min()) >= -8 and int(points.max()) <= 7
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_error_sums_have_the_oracles_bits(head_dim: int) -> None:
+    """The order of products and sums is part of the format, though it rarely decides a byte."""
+    y = unequal_groups(head_dim, 21)
+    scales = (y.unflatten(-1, (-1, 64)).abs().amax(-1) / 9).to(torch.float16)
+    got = squared_error(y, scales)
+    for t in range(len(y)):
+        want, _ = oracle.evaluate(y[t].numpy(), list(scales[t].numpy()))
+        assert got[t].numpy().view(np.uint32) == want.view(np.uint32)
 
 
 def nearest_error_and_enumerated(y: Tensor, scales: Tensor) -> tuple[np.ndarray, np.ndarray]:

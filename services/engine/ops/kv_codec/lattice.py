@@ -81,6 +81,11 @@ def choose_scales(y: Tensor) -> Tensor:
     return candidates.gather(2, selection.unsqueeze(-1)).squeeze(-1)
 
 
+def squared_error(y: Tensor, scales: Tensor) -> Tensor:
+    """What choose_scales compares: squared error [N] of y [N, D] under scales [N, G], in the format's order of sums."""
+    return _total_error([by_candidate[0] for by_candidate in _group_partials(y, scales.unsqueeze(-1))])
+
+
 def inverse_scales(scales: Tensor) -> Tensor:
     """1 / float(S) correctly rounded, 0 where S is 0; fp32."""
     wide = scales.to(torch.float32)
