@@ -254,14 +254,18 @@ class QueueStore:
 
 
 def connect(redis_url: str, limits: TurnstileLimits, max_connections: int) -> "Redis":
-    """A client that opens no connection yet, never retries by itself and gives up within the command time-out."""
+    """A client that opens no connection yet and never retries by itself.
+
+    No socket time-out: every call here stands in an asyncio.timeout. The client's own would use asyncio.wait_for, which
+    before Python 3.12 may swallow a cancellation, and costs a task for each command.
+    """
     pool = BlockingConnectionPool.from_url(
         redis_url,
         max_connections=max_connections,
         timeout=limits.command_timeout_s,
         protocol=2,
         decode_responses=True,
-        socket_timeout=limits.command_timeout_s,
+        socket_timeout=None,
         socket_connect_timeout=limits.command_timeout_s,
         retry=Retry(NoBackoff(), 0),
         driver_info=None,

@@ -16,7 +16,7 @@ from gateway.turnstile.store import STORE_ERRORS, Granted, wake_channel
 
 _log = logging.getLogger("gateway.turnstile")
 IDLE_S = 30.0
-PONG_S = 2.0
+ANSWER_S = 2.0
 
 
 class Wake:
@@ -45,7 +45,8 @@ class Wake:
         while True:
             subscription = self._client.pubsub(ignore_subscribe_messages=True)
             try:
-                await subscription.subscribe(self._channel)
+                async with asyncio.timeout(ANSWER_S):
+                    await subscription.subscribe(self._channel)
                 self._on_subscribed()
                 backoff_s = MIN_BACKOFF_S
                 await self._deliver(subscription)
@@ -61,9 +62,9 @@ class Wake:
             message = await subscription.get_message(timeout=self._idle_s)
             if message is None:
                 await subscription.ping()
-                message = await subscription.get_message(timeout=PONG_S)
+                message = await subscription.get_message(timeout=ANSWER_S)
                 if message is None:
-                    raise StoreConnectionError(f"no answer to a ping within {PONG_S} s")
+                    raise StoreConnectionError(f"no answer to a ping within {ANSWER_S} s")
             if message["type"] == "message":
                 ticket_id, lane, epoch, n = message["data"].split(" ")
                 self._on_grant(ticket_id, Granted(lane, (int(epoch), int(n))))

@@ -174,7 +174,7 @@ class Habit:
 
 
 HABITS = {
-    "short": Habit(0.5, 4, 1.0),
+    "short": Habit(1.0, 4, 1.0),
     "long": Habit(12.0, 4, 1.0),
     "liar": Habit(8.0, 4, 0.1),
     "crowd": Habit(2.0, 20, 1.0),
@@ -218,7 +218,7 @@ async def share_lane(url: str, until_s: float) -> dict[str, float]:
 
 
 def test_equal_demand_gets_equal_seconds(redis_url: str) -> None:
-    used = asyncio.run(share_lane(redis_url, 600.0))
+    used = asyncio.run(share_lane(redis_url, 450.0))
     index = jain(list(used.values()))
     print(f"\nJain index {index:.4f}, engine-seconds { ({agent: round(s) for agent, s in used.items()}) }")
     assert index >= 0.95
