@@ -1,6 +1,27 @@
-"""Settings of the whole test run: property tests have no per-example deadline, because CI machines are shared."""
+"""What the whole test run shares: property tests without deadlines (machines are shared), and the default model."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from contracts.home import resolve_home
+
+SERVICES = Path(__file__).resolve().parents[1] / "services"
 
 settings.register_profile("soloist", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soloist")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The whole model folder of smollm2-135m, fetched at most once; tests that use it carry the marker `weights`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.fetch", "smollm2-135m"],
+        env=os.environ | {"PYTHONPATH": str(SERVICES)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return resolve_home(os.environ) / "models" / "smollm2-135m"

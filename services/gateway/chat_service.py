@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts import telemetry as names
-from contracts.errors import EngineBusy, EngineLoading, EngineLost, ServiceError, StaleLease
+from contracts.errors import EngineBusy, EngineLoading, EngineLost, QueueUnavailable, ServiceError, StaleLease
 from contracts.observability import inject_context
 from gateway.admission import Admission, mark_failed
 from gateway.clients.engine import EngineClient
@@ -118,6 +118,9 @@ class ChatService:
 
     async def _run(self, lease: Lease, generation: Generation, beat: Heartbeat) -> ReplyEnd:
         """Attempts on one lane: before the first token a busy or vanished engine is waited for and asked again."""
+        if lease.lane != self._engine.url:
+            wrong = f"lane {lease.lane} is no engine of this gateway"
+            raise QueueUnavailable(f"{wrong}: gateways on one Redis need the same GATEWAY_ENGINE_URL")
         give_up_s = 0.0
         pause_s = _FIRST_PAUSE_S
         while True:

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.text.model_text import ModelText, load_model_text
 from support.gateway_stack import GatewayStack
-from support.redis_server import running_server
+from support.redis_server import RedisServer, running_server
 from support.text_model import MODEL_NAME, make_model_folder
 
 
@@ -30,6 +30,13 @@ def queue_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the gateway tests' own: its keys must not meet those of the queue's tests."""
     with running_server(tmp_path_factory.mktemp("gateway-redis"), fsync="no") as server:
         yield server.url
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server that a test may harm, or whose queue it shares with nobody."""
+    with running_server(tmp_path / "redis", fsync="everysec") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

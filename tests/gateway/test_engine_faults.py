@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.engine_info import Readiness
 from contracts.generate import Failed
-from gateway.text.model_text import MANIFEST_NAME
+from contracts.model_folder import MANIFEST_NAME
 from support.gateway_stack import GatewayStack, RawRequest, parse_events, wait_until
+from support.redis_server import RedisServer
 from support.scripted_engine import Script
 from support.text_model import make_model_folder
 
@@ -19,9 +21,9 @@ STREAM = BODY | {"stream": True}
 
 
 @pytest.fixture
-def own_stack(home: Path, queue_url: str) -> Iterator[GatewayStack]:
+def own_stack(home: Path, redis: RedisServer) -> Iterator[GatewayStack]:
     """A stack that a test may break."""
-    with GatewayStack(home, queue_url) as stack:
+    with GatewayStack(home, redis.url) as stack:
         yield stack
 
 
@@ -37,9 +39,9 @@ def last_error(stack: GatewayStack, script: Script) -> tuple[str, dict[str, Any]
     return reply.text, events[-1]["error"]
 
 
-@pytest.mark.parametrize("fault", ["drop_after", "die_after", "garbage_after"])
-def test_engine_lost_after_tokens(stack: GatewayStack, fault: str) -> None:
-    script = Script(text="one two three four", token_delay_s=0.01, **{fault: 3})
+@pytest.mark.parametrize("fault", [Script(drop_after=3), Script(die_after=3), Script(garbage_after=3)])
+def test_engine_lost_after_tokens(stack: GatewayStack, fault: Script) -> None:
+    script = msgspec.structs.replace(fault, text="one two three four", token_delay_s=0.01)
     text, error = last_error(stack, script)
     assert (error["code"], error["type"]) == ("engine_lost", "server_error") and "surprise" not in text
     stack.wait_ready()
@@ -161,20 +163,20 @@ def test_an_engine_that_loads(own_stack: GatewayStack) -> None:
     assert own_stack.ask().status_code == 200
 
 
-def test_another_tokenizer_in_the_engine(home: Path, queue_url: str, tmp_path: Path) -> None:
+def test_another_tokenizer_in_the_engine(home: Path, redis: RedisServer, tmp_path: Path) -> None:
     folder = make_model_folder(tmp_path)
     (folder / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes() + b"\n")
-    with GatewayStack(home, queue_url) as stack:
+    with GatewayStack(home, redis.url) as stack:
         stack.engine.info = type(stack.engine)(folder).info
         wait_until(lambda: stack.client.get("/health/ready").status_code == 503, "the mismatch to be seen")
         assert "with tokenizer" in stack.client.get("/health/ready").text
         assert stack.ask().status_code == 503
 
 
-def test_a_model_that_is_still_being_fetched(home: Path, queue_url: str) -> None:
+def test_a_model_that_is_still_being_fetched(home: Path, redis: RedisServer) -> None:
     """The gateway starts without the folder and turns ready when the fetch is complete."""
     manifest = home / "models" / "tiny-text" / MANIFEST_NAME
-    stack = GatewayStack(home, queue_url)
+    stack = GatewayStack(home, redis.url)
     hidden = manifest.with_suffix(".part")
     manifest.rename(hidden)
     try:

@@ -16,6 +16,7 @@ import pytest
 from contracts.errors import SetupError
 from gateway.settings import read_config
 from support.gateway_stack import RawRequest, wait_until
+from support.redis_server import RedisServer
 from support.scripted_engine import Script, ScriptedEngine
 from support.server_thread import ServerThread
 from support.text_model import MODEL_NAME, make_model_folder
@@ -45,9 +46,9 @@ def free_port() -> int:
 class Process:
     """A gateway process on a free port in front of a scripted engine in this process."""
 
-    def __init__(self, home: Path, redis_url: str, **environ: str) -> None:
+    def __init__(self, home: Path, redis_url: str, engine_port: int = 0, **environ: str) -> None:
         self.engine = ScriptedEngine(home / "models" / MODEL_NAME)
-        self.engine_server = ServerThread(self.engine).start()
+        self.engine_server = ServerThread(self.engine, engine_port).start()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.popen = spawn(
@@ -71,8 +72,8 @@ class Process:
 
 
 @pytest.fixture
-def process(home: Path, queue_url: str) -> Iterator[Process]:
-    started = Process(home, queue_url)
+def process(home: Path, redis: RedisServer) -> Iterator[Process]:
+    started = Process(home, redis.url)
     yield started
     if started.popen.poll() is None:
         started.stop()
@@ -110,7 +111,7 @@ def test_an_idle_gateway_stops_at_once_with_code_0(process: Process) -> None:
     assert "draining" in errors and "Traceback" not in errors
 
 
-def test_a_killed_gateway_leaves_no_lease_behind(process: Process, home: Path, queue_url: str) -> None:
+def test_a_killed_gateway_leaves_no_lease_behind(process: Process, home: Path, redis: RedisServer) -> None:
     process.engine.script = Script(text="word " * 300, token_delay_s=0.02)
     with RawRequest(process.port, STREAM) as request:
         request.read_until(b"word")
@@ -118,7 +119,7 @@ def test_a_killed_gateway_leaves_no_lease_behind(process: Process, home: Path, q
         process.popen.communicate()
     wait_until(lambda: process.engine.active == 0, "the engine to notice")
     process.engine_server.stop()
-    follower = Process(home, queue_url)
+    follower = Process(home, redis.url, process.engine_server.port)
     started_s = time.monotonic()
     assert httpx.post(f"{follower.url}/v1/chat/completions", json=STREAM, timeout=15).text.endswith("[DONE]\n\n")
     assert time.monotonic() - started_s < 10.0

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ from contracts.observability import start_telemetry
 from gateway.turnstile import Turnstile, TurnstileLimits
 from gateway.turnstile.model import LostReason
 from support.gateway_stack import GatewayStack, RawRequest, join_content, parse_events, wait_until
-from support.redis_server import RedisServer, running_server
+from support.redis_server import RedisServer
 from support.scripted_engine import Script
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 STREAM = BODY | {"stream": True}
-
-
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with running_server(tmp_path / "redis", fsync="everysec") as server:
-        yield server
 
 
 def test_the_queue_is_full(home: Path, redis: RedisServer) -> None:
@@ -85,9 +78,9 @@ def test_redis_dies_under_a_running_reply(home: Path, redis: RedisServer) -> Non
 @pytest.mark.parametrize(("reason", "last"), [("superseded", "stale_lease"), ("unreachable", "[DONE]")])
 def test_a_lost_lease(home: Path, redis: RedisServer, reason: LostReason, last: str) -> None:
     """Another ticket holds the lane: the reply ends. The store is merely away: the reply goes on."""
-    turnstile = Turnstile(redis.url, TurnstileLimits(), ("lane",), start_telemetry("test", "0", None))
     stack = GatewayStack(home, redis.url)
     stack.engine_server.start()
+    turnstile = Turnstile(redis.url, TurnstileLimits(), (stack.engine_server.url,), start_telemetry("test", "0", None))
     stack.start_gateway(turnstile)
     try:
         stack.wait_ready()
@@ -133,7 +126,21 @@ def test_two_gateways_share_one_engine(home: Path, redis: RedisServer) -> None:
             for thread in threads:
                 thread.join()
             assert [join_content(parse_events(reply.text)) for reply in replies] == ["word " * 5] * 6
-            fences = [seen.request.fence for seen in first.engine.seen]
+            fences = [seen.request.fence or (0, 0) for seen in first.engine.seen]
             assert fences == sorted(set(fences)) and len(fences) == 6, "one at a time, none twice"
         finally:
             second.stop_gateway()
+
+
+def test_gateways_with_different_engines_must_not_share_a_store(home: Path, redis: RedisServer) -> None:
+    """A lane of the other's engine is given back with the reason instead of running on the wrong one."""
+    stack = GatewayStack(home, redis.url)
+    stack.engine_server.start()
+    stack.start_gateway(Turnstile(redis.url, TurnstileLimits(), ("other",), start_telemetry("test", "0", None)))
+    try:
+        stack.wait_ready()
+        reply = stack.ask()
+        assert reply.status_code == 503 and "same GATEWAY_ENGINE_URL" in reply.json()["error"]["message"]
+        assert stack.engine.seen == []
+    finally:
+        stack.stop()

@@ -8,6 +8,7 @@ import pytest
 from contracts import telemetry as names
 from support.gateway_stack import GatewayStack, RawRequest, wait_until
 from support.otlp_receiver import OtlpReceiver, ReceivedSpan
+from support.redis_server import RedisServer
 from support.scripted_engine import Script
 
 BODY: dict[str, Any] = {"model": "local", "messages": [{"role": "user", "content": "hi"}], "seed": 7}
@@ -23,12 +24,12 @@ def by_name(spans: list[ReceivedSpan], trace_id: str) -> dict[str, ReceivedSpan]
     return {span.name: span for span in mine}
 
 
-def test_one_request_one_trace(home: Path, queue_url: str) -> None:
+def test_one_request_one_trace(home: Path, redis: RedisServer) -> None:
     with OtlpReceiver() as receiver:
-        with GatewayStack(home, queue_url, otlp=receiver.endpoint) as stack:
+        with GatewayStack(home, redis.url, otlp=receiver.endpoint) as stack:
             stack.engine.script = Script(text="one two", cached_tokens=2, token_delay_s=0.005)
             parent = f"00-{TRACE_ID}-b7ad6b7169203331-01"
-            reply = stack.post(BODY, **{"traceparent": parent, "x-soloist-agent": "claude"})
+            reply = stack.post(BODY, {"traceparent": parent, "x-soloist-agent": "claude"})
             assert reply.status_code == 200
         spans = by_name(receiver.wait_for({SERVER, names.SPAN_GENERATE}), TRACE_ID)
     parents = {
@@ -65,9 +66,9 @@ def test_one_request_one_trace(home: Path, queue_url: str) -> None:
     assert "hi" not in str([span.attributes for span in spans.values()]).split("'")
 
 
-def test_each_way_to_end_is_on_the_span(home: Path, queue_url: str) -> None:
+def test_each_way_to_end_is_on_the_span(home: Path, redis: RedisServer) -> None:
     with OtlpReceiver() as receiver:
-        with GatewayStack(home, queue_url, otlp=receiver.endpoint) as stack:
+        with GatewayStack(home, redis.url, otlp=receiver.endpoint) as stack:
             ids = [
                 stack.post(BODY | {"n": 2}).headers["x-request-id"],
                 _lost(stack).headers["x-request-id"],
@@ -97,20 +98,22 @@ def _lost(stack: GatewayStack) -> Any:
     return reply
 
 
-def test_a_collector_that_is_away_harms_nobody(home: Path, queue_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_away_harms_nobody(
+    home: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("CRITICAL")
-    with GatewayStack(home, queue_url, otlp="http://127.0.0.1:1") as stack:
+    with GatewayStack(home, redis.url, otlp="http://127.0.0.1:1") as stack:
         assert stack.ask().status_code == 200
 
 
 def test_without_an_endpoint_spans_are_free(stack: GatewayStack) -> None:
-    reply = stack.post(BODY, traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01")
+    reply = stack.post(BODY, {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"})
     assert reply.status_code == 200
     assert TRACE_ID in stack.engine.seen[0].headers["traceparent"], "a caller's trace still reaches the engine"
 
 
-def test_metrics_of_one_request(home: Path, queue_url: str) -> None:
-    with GatewayStack(home, queue_url) as stack:
+def test_metrics_of_one_request(home: Path, redis: RedisServer) -> None:
+    with GatewayStack(home, redis.url) as stack:
         stack.engine.script = Script(text="one two three", cached_tokens=4, token_delay_s=0.002)
         usage = stack.ask().json()["usage"]
         wait_until(lambda: stack.metric("soloist_gateway_overhead_seconds_count") == 1, "the booking")

@@ -6,7 +6,7 @@ The gateway's waits are shortened so that tests take no longer than they must; e
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -95,9 +95,11 @@ class GatewayStack:
         """Wait until /health/ready says so."""
         wait_until(lambda: self.client.get("/health/ready").status_code == 200, "the gateway to be ready")
 
-    def post(self, body: Any = None, *, content: bytes | None = None, **headers: str) -> httpx.Response:
-        """One chat completion; body is JSON, content raw bytes."""
-        return self.client.post(CHAT_PATH, json=body, content=content, headers=headers)
+    def post(self, body: Any, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        """One chat completion; body is sent as JSON, or as it is when it is bytes."""
+        if isinstance(body, bytes):
+            return self.client.post(CHAT_PATH, content=body, headers=headers)
+        return self.client.post(CHAT_PATH, json=body, headers=headers)
 
     def ask(self, text: str = "hi", **fields: Any) -> httpx.Response:
         """One chat completion of one user message."""
@@ -122,9 +124,16 @@ class GatewayStack:
 class RawRequest:
     """A chat request on a bare socket, so that a test decides when to read and when to leave."""
 
-    def __init__(self, port: int, body: Any, *, receive_bytes: int | None = None, **headers: str) -> None:
+    def __init__(
+        self, port: int, body: Any, *, receive_bytes: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         content = json.dumps(body).encode()
-        head = {"host": "test", "content-type": "application/json", "content-length": str(len(content)), **headers}
+        head = {
+            "host": "test",
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            **(headers or {}),
+        }
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         self.socket = socket.socket()
         self.socket.settimeout(20.0)

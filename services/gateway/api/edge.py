@@ -23,7 +23,7 @@ from gateway.request_context import SCOPE_KEY, RequestContext
 
 _LOG = logging.getLogger("gateway.request")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
-_TRACED_PREFIX = "/v1/"
+_API_PREFIX = "/v1/"
 _REQUEST_ID_HEADER = b"x-request-id"
 
 
@@ -49,8 +49,9 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), (_REQUEST_ID_HEADER, request_id)]
             await send(message)
 
-        token = self._open_span(context, scope)
-        self._instruments.count_active(1)
+        is_api = scope["path"].startswith(_API_PREFIX)  # health and metrics polls would bury the requests
+        token = self._open_span(context, scope) if is_api else None
+        self._instruments.count_active(int(is_api))
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - a process edge: logged once, answered once
@@ -58,13 +59,10 @@ class Edge:
         finally:
             if token is not None:
                 detach(token)
-            self._instruments.count_active(-1)
+            self._instruments.count_active(-int(is_api))
             self._close(context, scope)
 
-    def _open_span(self, context: RequestContext, scope: Scope) -> "Token[Context] | None":
-        """Health and metrics polls would bury the requests, so only the API is traced."""
-        if not scope["path"].startswith(_TRACED_PREFIX):
-            return None
+    def _open_span(self, context: RequestContext, scope: Scope) -> "Token[Context]":
         parent = extract_context({n.decode(): v.decode("latin-1") for n, v in scope["headers"] if n in _TRACE_HEADERS})
         context.span = self._instruments.tracer.start_span(scope["method"], context=parent, kind=SpanKind.SERVER)
         return attach(set_span_in_context(context.span, parent))

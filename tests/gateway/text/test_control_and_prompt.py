@@ -17,7 +17,7 @@ from gateway.text.template import ChatTemplate
 from support.text_model import DEFAULT_SYSTEM, NOT_SPECIAL, SPECIAL, TEMPLATE, make_tokenizer
 
 TOKENIZER: Tokenizer = make_tokenizer()
-START, END = (TOKENIZER.token_to_id(text) for text in ("<|im_start|>", "<|im_end|>"))
+START, END = SPECIAL.index("<|im_start|>"), SPECIAL.index("<|im_end|>")
 HOSTILE = [
     "<|im_end|>",
     "<|im_start|>",
