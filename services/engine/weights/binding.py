@@ -1,4 +1,4 @@
-"""Weights into the arena: reads the checkpoint in row chunks, undoes its row order, packs or expands, binds views.
+"""Weights into the arena: reads the checkpoint in row chunks, undoes its row order, packs, binds views.
 
 Owns the copy; `reserve` said where, `schema` said what, `blocks` knows the stored bits. Values that are not finite are
 refused by name: a poisoned weight would poison every token.
@@ -16,7 +16,7 @@ from engine.ops.linear import DenseMatrix, Matrix, QuantizedMatrix, pack_codes
 from engine.spec import ModelSpec
 from engine.weights.blocks import CodeRows, decode_codes, decode_floats
 from engine.weights.checkpoint import Checkpoint, StorageKind
-from engine.weights.reserve import WeightForm, packed_kind
+from engine.weights.reserve import packed_kind
 from engine.weights.schema import DecoderNeed, LayerNeed, MatrixNeed, Part, VectorNeed, check_checkpoint, decoder_need
 from engine.weights.tensors import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
 
@@ -24,26 +24,23 @@ Progress = Callable[[int, int], None]
 _CHUNK_ELEMENTS = 1 << 20  # temporaries of a chunk stay in the processor's cache
 
 
-def load_weights(
-    spec: ModelSpec, checkpoint: Checkpoint, arena: Arena, form: WeightForm, on_progress: Progress
-) -> DecoderWeights:
-    """Fill the regions that reserve_weights(spec, checkpoint, builder, form) planned and return views of them.
+def load_weights(spec: ModelSpec, checkpoint: Checkpoint, arena: Arena, on_progress: Progress) -> DecoderWeights:
+    """Fill the regions that reserve_weights(spec, checkpoint, builder) planned and return views of them.
 
     on_progress(done_bytes, total_bytes) is called after every tensor, with bytes of the checkpoint.
     Raises: SetupError naming a tensor with non-finite scales, minima or weights.
     """
     need = decoder_need(spec)
     check_checkpoint(spec, need, checkpoint)
-    return _Loader(checkpoint, arena, form, on_progress).load(need)
+    return _Loader(checkpoint, arena, on_progress).load(need)
 
 
 class _Loader:
     """One pass over the checkpoint; holds what every step needs and the count of bytes done."""
 
-    def __init__(self, checkpoint: Checkpoint, arena: Arena, form: WeightForm, on_progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, arena: Arena, on_progress: Progress) -> None:
         self._checkpoint = checkpoint
         self._arena = arena
-        self._form = form
         self._on_progress = on_progress
         self._done_bytes = 0
         self._total_bytes = sum(entry.bytes for entry in checkpoint.directory.tensors)
@@ -74,7 +71,7 @@ class _Loader:
         return target
 
     def _matrix(self, need: MatrixNeed) -> Matrix:
-        kind = packed_kind(need, self._checkpoint, self._form)
+        kind = packed_kind(need, self._checkpoint)
         if kind is None:
             weight = self._arena.tensor(f"{need.region}.weight")
             first_row = 0
@@ -114,16 +111,12 @@ class _Loader:
                 _write(matrix.minima[:, span], rows.minima.T)
 
     def _expand(self, part: Part, target: torch.Tensor) -> None:
-        """Write one part as fp32 into its rows; the order of operations is the stored formula's."""
+        """Write one part as fp32 into its rows."""
         kind = self._checkpoint.kind(part.tensor)
         for start, raw in self._chunks(part):
-            span = target[start : start + raw.shape[0]]
-            if kind.bits is None:
-                values = decode_floats(raw, kind)
-                self._require_finite(part.tensor, "weights", values)
-                _write(span, values)
-            else:
-                _write(span, _to_floats(self._decode(part, raw, kind), kind))
+            values = decode_floats(raw, kind)
+            self._require_finite(part.tensor, "weights", values)
+            _write(target[start : start + raw.shape[0]], values)
 
     def _decode(self, part: Part, raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
         rows = decode_codes(raw, kind)
@@ -154,19 +147,6 @@ def _half_split_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
     """Stored row of each engine row: a head's stored rows go 0, half, 1, half + 1, ..."""
     pairs = np.arange(num_rows).reshape(num_heads, -1, 2)
     return pairs.swapaxes(1, 2).reshape(-1)
-
-
-def _to_floats(rows: CodeRows, kind: StorageKind) -> NDArray[np.float32]:
-    """Codes to fp32 [N, K]: the same operations in the same order as ops/linear's reference."""
-    assert kind.bits is not None
-    num_rows, num_groups = rows.scales.shape
-    values = rows.codes.astype(np.float32).reshape(num_rows, num_groups, kind.block_elements)
-    if rows.minima is None:
-        values -= np.float32(1 << (kind.bits - 1))
-    values *= rows.scales.astype(np.float32)[:, :, np.newaxis]
-    if rows.minima is not None:
-        values += rows.minima.astype(np.float32)[:, :, np.newaxis]
-    return values.reshape(num_rows, -1)
 
 
 def _write(target: torch.Tensor, values: NDArray[np.generic]) -> None:

@@ -47,6 +47,7 @@ def decode_codes(raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
 
 def decode_floats(raw: NDArray[np.uint8], kind: StorageKind) -> NDArray[np.float32]:
     """Floating-point bytes, F32 or F16, as fp32 of raw's leading shape; a copy."""
+    assert kind.bits is None, f"{kind.name} holds codes"
     if kind.block_bytes == 4:
         return raw.view(np.float32).copy()
     return raw.view(np.float16).astype(np.float32)

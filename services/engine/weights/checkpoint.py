@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from contracts.errors import SetupError
 from contracts.model_folder import TensorDirectory, TensorEntry
+from engine.model_home import ModelFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,14 @@ class Checkpoint:
         entry = self.entries[name]
         span = self._bytes[entry.offset : entry.offset + entry.bytes]
         return span.reshape(entry.shape[0], -1) if len(entry.shape) == 2 else span
+
+
+def open_weights(folder: ModelFolder) -> Checkpoint:
+    """The weights of a model folder, mapped; what reserve_weights and load_weights take.
+
+    Raises: SetupError when the folder's files do not belong together.
+    """
+    return Checkpoint(folder.weights_path, folder.read_tensor_directory())
 
 
 def _check_entry(path: Path, entry: TensorEntry, file_bytes: int) -> None:

@@ -3,42 +3,38 @@
 binding.load_weights fills exactly the regions listed here, so planned and bound bytes are equal by construction.
 """
 
-from typing import Literal
-
 from contracts.errors import SetupError
 from engine.memory.layout import DType, LayoutBuilder
 from engine.spec import ModelSpec
 from engine.weights.checkpoint import Checkpoint, StorageKind
 from engine.weights.schema import MatrixNeed, check_checkpoint, decoder_need
 
-WeightForm = Literal["packed", "dense"]
 _WORD_BITS = 32
 
 
-def reserve_weights(spec: ModelSpec, checkpoint: Checkpoint, builder: LayoutBuilder, form: WeightForm) -> None:
+def reserve_weights(spec: ModelSpec, checkpoint: Checkpoint, builder: LayoutBuilder) -> None:
     """Check the checkpoint against the spec and reserve every region of its weights.
 
-    form "packed" keeps quantised matrices as QuantizedMatrix; "dense" expands all to fp32. Matrices stored as floating
-    point are dense in both.
+    Quantised matrices stay packed (QuantizedMatrix); matrices stored as floating point become fp32 (DenseMatrix).
     Raises: SetupError naming the tensors that do not fit the spec.
     """
     need = decoder_need(spec)
     check_checkpoint(spec, need, checkpoint)
     for matrix in need.matrices():
-        for suffix, shape, dtype in matrix_regions(matrix, packed_kind(matrix, checkpoint, form)):
+        for suffix, shape, dtype in matrix_regions(matrix, packed_kind(matrix, checkpoint)):
             builder.reserve(f"{matrix.region}.{suffix}", shape, dtype)
     for vector in need.vectors():
         builder.reserve(vector.region, (vector.length,), "fp32")
 
 
-def packed_kind(need: MatrixNeed, checkpoint: Checkpoint, form: WeightForm) -> StorageKind | None:
-    """The kind whose codes and scales a packed matrix keeps, None for a matrix that is expanded to fp32.
+def packed_kind(need: MatrixNeed, checkpoint: Checkpoint) -> StorageKind | None:
+    """The kind whose codes and scales a packed matrix keeps, None for one stored as floating point.
 
     Raises: SetupError when parts that are stacked into one packed matrix are stored differently.
     """
     kinds = {part.tensor: checkpoint.kind(part.tensor) for part in need.parts}
     first = next(iter(kinds.values()))
-    if form == "dense" or all(kind.bits is None for kind in kinds.values()):
+    if all(kind.bits is None for kind in kinds.values()):
         return None
     if any(kind != first for kind in kinds.values()):
         listed = ", ".join(f"{name} as {kind.name}" for name, kind in kinds.items())

@@ -18,11 +18,10 @@ from engine.spec import ModelSpec
 from engine.weights.binding import load_weights
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.gguf import read_header
-from engine.weights.reserve import WeightForm, reserve_weights
+from engine.weights.reserve import reserve_weights
 from engine.weights.tensors import DecoderWeights
 from support.tiny_llama import TINY_LLAMA, Tensors, random_tensors, untied, write_gguf
 
-FORMS: list[WeightForm] = ["packed", "dense"]
 CPU = torch.device("cpu")
 
 
@@ -30,14 +29,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, read_header(path).to_directory(path.stat().st_size, "0" * 64))
 
 
-def bind(
-    spec: ModelSpec, checkpoint: Checkpoint, form: WeightForm
-) -> tuple[DecoderWeights, Arena, list[tuple[int, int]]]:
+def bind(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[DecoderWeights, Arena, list[tuple[int, int]]]:
     builder = LayoutBuilder()
-    reserve_weights(spec, checkpoint, builder, form)
+    reserve_weights(spec, checkpoint, builder)
     arena = Arena(builder.plan(), CPU)
     calls: list[tuple[int, int]] = []
-    weights = load_weights(spec, checkpoint, arena, form, lambda done, total: calls.append((done, total)))
+    weights = load_weights(spec, checkpoint, arena, lambda done, total: calls.append((done, total)))
     return weights, arena, calls
 
 
@@ -85,29 +82,26 @@ def assert_equals_file(weights: DecoderWeights, path: Path, spec: ModelSpec) -> 
         assert np.array_equal(layer.mlp_norm.numpy(), tensor["ffn_norm"])
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("linear", "embedding"), [("Q4_1", "Q8_0"), ("Q4_0", "Q4_0"), ("Q8_0", "F16"), ("F16", "F32")])
-def test_repacking_loses_nothing(tmp_path: Path, linear: str, embedding: str, form: WeightForm) -> None:
+def test_repacking_loses_nothing(tmp_path: Path, linear: str, embedding: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, TINY_LLAMA, random_tensors(TINY_LLAMA, linear=linear, embedding=embedding))
-    weights, _, _ = bind(TINY_LLAMA, open_checkpoint(path), form)
+    weights, _, _ = bind(TINY_LLAMA, open_checkpoint(path))
     assert_equals_file(weights, path, TINY_LLAMA)
     assert weights.tied
-    is_packed = form == "packed" and linear.startswith("Q")
-    assert isinstance(weights.layers[0].mixer.qkv, QuantizedMatrix if is_packed else DenseMatrix)
+    assert isinstance(weights.layers[0].mixer.qkv, QuantizedMatrix if linear.startswith("Q") else DenseMatrix)
 
 
 def test_head_of_its_own(tmp_path: Path) -> None:
     spec = untied(TINY_LLAMA)
     checkpoint = tiny(tmp_path, spec=spec)
-    weights, _, _ = bind(spec, checkpoint, "packed")
+    weights, _, _ = bind(spec, checkpoint)
     assert not weights.tied
     assert_equals_file(weights, checkpoint.path, spec)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_bind_every_planned_region_and_no_byte_elsewhere(tmp_path: Path, form: WeightForm) -> None:
-    weights, arena, _ = bind(TINY_LLAMA, tiny(tmp_path), form)
+def test_weights_bind_every_planned_region_and_no_byte_elsewhere(tmp_path: Path) -> None:
+    weights, arena, _ = bind(TINY_LLAMA, tiny(tmp_path))
     bound = [weights.final_norm, *matrix_tensors(weights.embedding)]
     for layer in weights.layers:
         bound += [layer.mixer_norm, layer.mlp_norm]
@@ -126,7 +120,7 @@ def matrix_tensors(matrix: QuantizedMatrix | DenseMatrix) -> list[torch.Tensor]:
 
 def test_progress_ends_at_the_checkpoint_s_bytes(tmp_path: Path) -> None:
     checkpoint = tiny(tmp_path)
-    _, _, calls = bind(TINY_LLAMA, checkpoint, "packed")
+    _, _, calls = bind(TINY_LLAMA, checkpoint)
     done = [d for d, _ in calls]
     assert done == sorted(done) and len(calls) == len(checkpoint.entries)
     assert calls[-1] == (sum(e.bytes for e in checkpoint.directory.tensors),) * 2
@@ -134,7 +128,7 @@ def test_progress_ends_at_the_checkpoint_s_bytes(tmp_path: Path) -> None:
 
 def refusal(tmp_path: Path, tensors: Tensors, spec: ModelSpec = TINY_LLAMA) -> str:
     with pytest.raises(SetupError) as caught:
-        reserve_weights(spec, tiny(tmp_path, tensors), LayoutBuilder(), "packed")
+        reserve_weights(spec, tiny(tmp_path, tensors), LayoutBuilder())
     return caught.value.message
 
 
@@ -173,18 +167,14 @@ def test_quantised_norm_is_named(tmp_path: Path) -> None:
     assert "blk.0.ffn_norm.weight is stored as Q8_0" in refusal(tmp_path, tensors)
 
 
-def test_stacked_parts_stored_differently_are_named_when_packed(tmp_path: Path) -> None:
+def test_stacked_parts_stored_differently_are_named(tmp_path: Path) -> None:
     tensors = random_tensors(TINY_LLAMA)
     values, _ = tensors["blk.0.attn_v.weight"]
     tensors["blk.0.attn_v.weight"] = (values, gguf.GGMLQuantizationType.Q8_0)
     message = refusal(tmp_path, tensors)
     assert "weights.layers.0.qkv stacks parts" in message and "blk.0.attn_v.weight as Q8_0" in message
-    checkpoint = open_checkpoint(tmp_path / "tiny.gguf")
-    weights, _, _ = bind(TINY_LLAMA, checkpoint, "dense")
-    assert_equals_file(weights, checkpoint.path, TINY_LLAMA)
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("tensor", "first_byte", "what"),
     [
@@ -194,9 +184,7 @@ def test_stacked_parts_stored_differently_are_named_when_packed(tmp_path: Path) 
         ("output_norm.weight", 0, "weights"),
     ],
 )
-def test_values_that_are_not_finite_are_named(
-    tmp_path: Path, tensor: str, first_byte: int, what: str, form: WeightForm
-) -> None:
+def test_values_that_are_not_finite_are_named(tmp_path: Path, tensor: str, first_byte: int, what: str) -> None:
     def spoil(name: str, stored: NDArray[np.uint8]) -> None:
         if name == tensor:
             nan = np.array([np.nan], dtype=np.float32 if stored.ndim == 1 else np.float16).view(np.uint8)
@@ -205,7 +193,7 @@ def test_values_that_are_not_finite_are_named(
     path = tmp_path / "tiny.gguf"
     write_gguf(path, TINY_LLAMA, random_tensors(TINY_LLAMA), spoil)
     with pytest.raises(SetupError, match=f"{tensor} has {what} that are not finite"):
-        bind(TINY_LLAMA, open_checkpoint(path), form)
+        bind(TINY_LLAMA, open_checkpoint(path))
 
 
 @pytest.mark.parametrize(
@@ -221,14 +209,14 @@ def test_metadata_that_differs_is_named(tmp_path: Path, change: dict[str, object
     checkpoint = tiny(tmp_path)
     spec = dataclasses.replace(TINY_LLAMA, **change)  # type: ignore[arg-type]
     with pytest.raises(SetupError) as caught:
-        reserve_weights(spec, checkpoint, LayoutBuilder(), "packed")
+        reserve_weights(spec, checkpoint, LayoutBuilder())
     assert text in caught.value.message
 
 
 def test_other_architecture_and_family_are_named(tmp_path: Path) -> None:
     checkpoint = tiny(tmp_path)
     with pytest.raises(SetupError, match="family qwen3_5 are not supported by this version; supported: llama"):
-        reserve_weights(dataclasses.replace(TINY_LLAMA, family="qwen3_5"), checkpoint, LayoutBuilder(), "packed")
+        reserve_weights(dataclasses.replace(TINY_LLAMA, family="qwen3_5"), checkpoint, LayoutBuilder())
     checkpoint.directory.metadata.clear()
     with pytest.raises(SetupError, match="metadata block_count is None"):
-        reserve_weights(TINY_LLAMA, checkpoint, LayoutBuilder(), "packed")
+        reserve_weights(TINY_LLAMA, checkpoint, LayoutBuilder())

@@ -14,22 +14,22 @@ from engine.model_home import open_folder
 from engine.ops.linear import dequantize
 from engine.registry import lookup
 from engine.weights.binding import load_weights
-from engine.weights.checkpoint import Checkpoint
-from engine.weights.reserve import WeightForm, reserve_weights
+from engine.weights.checkpoint import open_weights
+from engine.weights.reserve import reserve_weights
 from engine.weights.tensors import DecoderWeights
 
 SPEC = lookup("smollm2-135m").spec
-LOAD_LIMIT_CPU_S = 1.5  # measured 0.35 s packed, 0.75 s dense; processor time, because the machine may be busy
+LOAD_LIMIT_CPU_S = 1.5  # measured 0.35 s; processor time, because the machine may be busy
 
 
-def load(smollm2_folder: Path, form: WeightForm) -> tuple[DecoderWeights, float]:
+def load(smollm2_folder: Path) -> tuple[DecoderWeights, float]:
     folder = open_folder(smollm2_folder.parent.parent, SPEC.name)
     started = time.process_time()
-    checkpoint = Checkpoint(folder.weights_path, folder.read_tensor_directory())
+    checkpoint = open_weights(folder)
     builder = LayoutBuilder()
-    reserve_weights(SPEC, checkpoint, builder, form)
+    reserve_weights(SPEC, checkpoint, builder)
     arena = Arena(builder.plan(), torch.device("cpu"))
-    weights = load_weights(SPEC, checkpoint, arena, form, lambda *_: None)
+    weights = load_weights(SPEC, checkpoint, arena, lambda *_: None)
     return weights, time.process_time() - started
 
 
@@ -50,9 +50,8 @@ def reference(smollm2_folder: Path) -> torch.nn.Module:
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize("form", ["packed", "dense"])
-def test_every_weight_equals_transformers(smollm2_folder: Path, reference: torch.nn.Module, form: WeightForm) -> None:
-    weights, cpu_s = load(smollm2_folder, form)
+def test_every_weight_equals_transformers(smollm2_folder: Path, reference: torch.nn.Module) -> None:
+    weights, cpu_s = load(smollm2_folder)
     assert cpu_s < LOAD_LIMIT_CPU_S
     theirs = dict(reference.named_parameters())
     assert torch.equal(dequantize(weights.embedding), theirs.pop("embed_tokens.weight"))
@@ -77,8 +76,8 @@ def test_every_weight_equals_transformers(smollm2_folder: Path, reference: torch
 @pytest.mark.weights
 def test_packed_form_takes_the_file_s_bytes(smollm2_folder: Path) -> None:
     folder = open_folder(smollm2_folder.parent.parent, SPEC.name)
-    checkpoint = Checkpoint(folder.weights_path, folder.read_tensor_directory())
+    checkpoint = open_weights(folder)
     builder = LayoutBuilder()
-    reserve_weights(SPEC, checkpoint, builder, "packed")
+    reserve_weights(SPEC, checkpoint, builder)
     plan = builder.plan()
     assert sum(region.tensor_bytes for region in plan.regions) == sum(e.bytes for e in checkpoint.directory.tensors)
