@@ -129,10 +129,10 @@ def test_lattice_points_are_fixed_points_with_even_sums(name: str, head_dim: int
     assert int(points.min()) >= -8 and int(points.max()) <= 7
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_error_sums_have_the_oracles_bits(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "num_rows"), [(64, 120), (128, 8), (256, 4), (512, 4)])
+def test_error_sums_have_the_oracles_bits(head_dim: int, num_rows: int) -> None:
     """The order of products and sums is part of the format, though it rarely decides a byte."""
-    y = unequal_groups(head_dim, 21)
+    y = torch.cat([unequal_groups(head_dim, seed) for seed in range(num_rows // 2)])
     scales = (y.unflatten(-1, (-1, 64)).abs().amax(-1) / 9).to(torch.float16)
     got = squared_error(y, scales)
     for t in range(len(y)):
