@@ -44,7 +44,8 @@ def main() -> int:
         print(f"FAILED: {error}", file=sys.stderr)
         return EXIT_FAILED
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with steps.step("remove files"):
+            shutil.rmtree(folder, ignore_errors=True)
     report["seconds"] = steps.seconds
     print(json.dumps(report, indent=1))
     return 0
@@ -55,9 +56,10 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _run_stack(steps: Steps, folder: Path, target: str) -> str:
-    context = lay_context(folder)
-    if target == "engine":
-        add_cpu_torch(steps, context)
+    with steps.step("lay build context"):
+        context = lay_context(folder)
+        if target == "engine":
+            add_cpu_torch(steps, context)
     stack = Stack(steps, context, build_base(steps, folder), target)
     try:
         return _exercise(steps, stack, target)
@@ -81,11 +83,12 @@ def _exercise(steps: Steps, stack: Stack, target: str) -> str:
         stack.up()
     with steps.step("first answer"):
         answer = _check_sense(stack.ask(), target)
-    stack.check_confinement("gateway", "engine")
-    stack.check_confinement("gateway", "torch")
-    stack.check_confinement("engine", "gateway")
-    for service in ("engine", "gateway"):
-        stack.check_versions(service)
+    with steps.step("look into the containers"):
+        stack.check_confinement("gateway", "engine")
+        stack.check_confinement("gateway", "torch")
+        stack.check_confinement("engine", "gateway")
+        for service in ("engine", "gateway"):
+            stack.check_versions(service)
     stack.redis("set", "e2e:kept", "yes")
     for service in SERVICES:
         with steps.step(f"kill {service}, back and answering"):
