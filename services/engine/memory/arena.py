@@ -18,6 +18,7 @@ _TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "int64": torch.int64,
     "int32": torch.int32,
+    "int16": torch.int16,
     "int8": torch.int8,
     "uint8": torch.uint8,
 }

@@ -11,12 +11,14 @@ from typing import Literal
 
 from contracts.errors import SetupError
 
-DType = Literal["fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8"]
+DType = Literal["fp32", "fp16", "bf16", "int64", "int32", "int16", "int8", "uint8"]
 ALIGNMENT_BYTES = 256
 MAX_ALIGNMENT_BYTES = 4096  # what a page gives an arena on the host
 MAX_WAYS = 3
 
-_ITEM_BYTES: dict[DType, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
+_ITEM_BYTES: dict[DType, int] = {
+    "fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from engine.memory.arena import Arena
 from engine.memory.layout import DType, LayoutBuilder
 
 CPU = torch.device("cpu")
-DTYPES: list[DType] = ["fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8"]
+DTYPES: list[DType] = ["fp32", "fp16", "bf16", "int64", "int32", "int16", "int8", "uint8"]
 
 
 @settings(max_examples=50)

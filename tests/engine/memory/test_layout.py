@@ -12,7 +12,7 @@ from contracts.errors import SetupError
 from engine.memory.layout import DType, LayoutBuilder, MemoryPlan, WayToFit
 
 SERVICES = Path(__file__).resolve().parents[3] / "services"
-DTYPES: list[DType] = ["fp32", "fp16", "bf16", "int64", "int32", "int8", "uint8"]
+DTYPES: list[DType] = ["fp32", "fp16", "bf16", "int64", "int32", "int16", "int8", "uint8"]
 WISHES = st.lists(
     st.tuples(
         st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple),
@@ -91,5 +91,6 @@ def test_builder_refuses_mistakes() -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    code = "import sys, engine.memory.layout, engine.weights.reserve; assert 'torch' not in sys.modules"
+    modules = "engine.memory.layout, engine.weights.reserve, engine.ops.linear_layout"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(SERVICES)})

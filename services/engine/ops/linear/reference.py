@@ -4,17 +4,17 @@ import torch
 from torch.nn import functional
 
 from engine.ops.linear.matrix import DenseMatrix, Matrix, QuantizedMatrix
-from engine.ops.linear.packing import unpack_codes
+from engine.ops.linear.unpacking import unpack_codes
 
 
 def dequantize(matrix: Matrix) -> torch.Tensor:
     """The matrix as numbers.
 
-    Shapes:  returns [N, K] fp32; a DenseMatrix returns its own weight, not a copy.
+    Shapes:  returns [N, K] fp32; a DenseMatrix of fp32 returns its own weight, not a copy.
     """
     if isinstance(matrix, DenseMatrix):
-        return matrix.weight
-    codes = unpack_codes(matrix.codes, matrix.num_cols, matrix.bits)
+        return matrix.weight.to(torch.float32)
+    codes = unpack_codes(matrix.codes, matrix.num_cols, matrix.bits, matrix.high)
     return _scale(codes, matrix, matrix.scales, matrix.minima)
 
 
@@ -24,8 +24,9 @@ def take_rows(matrix: Matrix, rows: torch.Tensor) -> torch.Tensor:
     Shapes:  rows [T] int64, each in 0 .. N - 1; returns [T, K] fp32.
     """
     if isinstance(matrix, DenseMatrix):
-        return matrix.weight.index_select(0, rows)
-    codes = unpack_codes(matrix.codes.index_select(0, rows), matrix.num_cols, matrix.bits)
+        return matrix.weight.index_select(0, rows).to(torch.float32)
+    high = None if matrix.high is None else matrix.high.index_select(0, rows)
+    codes = unpack_codes(matrix.codes.index_select(0, rows), matrix.num_cols, matrix.bits, high)
     minima = None if matrix.minima is None else matrix.minima.index_select(1, rows)
     return _scale(codes, matrix, matrix.scales.index_select(1, rows), minima)
 
