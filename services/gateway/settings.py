@@ -37,7 +37,7 @@ class GatewaySettings(Struct, frozen=True):
     max_nesting: Annotated[int, Meta(ge=8, le=400)] = 128
     first_beat_s: Seconds = 0.25
     beat_s: Annotated[float, Meta(gt=0.0, le=10.0)] = 8.0
-    engine_idle_s: Seconds = 120.0
+    engine_idle_s: Seconds = 60.0
     engine_wait_s: Seconds = 15.0
     stall_s: Seconds = 60.0
     drain_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 20.0
