@@ -30,9 +30,9 @@ from engine.bench.codec_model import (
 )
 from engine.bench.codec_weights import WeightStudy
 from engine.model_home import folder_path
-from engine.ops.kv_codec import KvFormat, kv_layout
-from engine.ops.kv_codec.reference import decode, encode, rotate
+from engine.ops.kv_codec import decode, encode, rotate
 from engine.ops.kv_codec.variants import round_e8_without_coset, round_int4, round_midrise
+from engine.ops.kv_layout import KvFormat, kv_layout
 from engine.settings import read_environment
 
 _GAUSSIAN_GROUPS = 40_000

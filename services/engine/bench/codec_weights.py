@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec import GROUP_DIMS
-from engine.ops.kv_codec.reference import rotate
+from engine.ops.kv_codec import rotate
 from engine.ops.kv_codec.variants import round_plane_e8
+from engine.ops.kv_layout import GROUP_DIMS
 
 EXPONENTS = (2, 1, 0)
 _JOINED_HEADS = 4

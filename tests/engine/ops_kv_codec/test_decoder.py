@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.ops.kv_codec.reference import Encoded, decode, pack, unpack
+from engine.ops.kv_codec import Encoded, decode, pack, unpack
 from support import kv_codec_oracle as oracle
 
 

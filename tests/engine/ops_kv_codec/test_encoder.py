@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.ops.kv_codec import decode, encode, pack, unpack
 from engine.ops.kv_codec.lattice import choose_scales, lattice_weights, nearest_points, squared_error
-from engine.ops.kv_codec.reference import decode, encode, pack, unpack
 from support import kv_codec_oracle as oracle
 
 HEAD_DIMS = (64, 128, 256, 512)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.ops.kv_codec import KvFormat, fingerprint, is_rotated, kv_bytes_per_token, kv_layout
-from engine.ops.kv_codec.reference import encode
+from engine.ops.kv_codec import encode
+from engine.ops.kv_layout import KvFormat, fingerprint, is_rotated, kv_bytes_per_token, kv_layout
 
 SERVICES = Path(__file__).resolve().parents[3] / "services"
 FORMATS: tuple[KvFormat, ...] = ("fp32", "bf16", "int8", "rk4v4-e8")
@@ -72,6 +72,6 @@ def test_fingerprints_name_every_choice_and_differ() -> None:
     assert [f for f in FORMATS if is_rotated(f)] == ["rk4v4-e8"]
 
 
-def test_contract_needs_no_torch() -> None:
-    probe = "import sys, engine.ops.kv_codec; assert 'torch' not in sys.modules"
+def test_layout_needs_no_torch() -> None:
+    probe = "import sys, engine.ops.kv_layout; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", probe], env={"PYTHONPATH": str(SERVICES)}, check=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec.reference import decode, encode, rotate
+from engine.ops.kv_codec import decode, encode, rotate
 from engine.ops.kv_codec.variants import (
     round_consecutive_e8,
     round_e8_without_coset,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec.reference import decode, encode, from_code_space, rotate, to_code_space
+from engine.ops.kv_codec import decode, encode, from_code_space, rotate, to_code_space
 
 
 def hadamard(order: int) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec import (
+from engine.ops.kv_layout import (
     BLOCK_DIMS,
     GROUP_DIMS,
     SCALE_DIVISORS,

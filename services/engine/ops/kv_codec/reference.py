@@ -1,7 +1,8 @@
 """fp32 torch reference of the KV codec: rotation, encoders, decoders. Owns the arithmetic every kernel must reproduce.
 
 Receives keys and values of one layer, hands on Encoded codes and scales and decodes them. Does NOT hold the cache and
-does not run attention. Layouts, constants and the meaning of code space are in the package's docstring.
+does not run attention. Layouts are in `ops/kv_layout`, the meaning of code space is in
+the package's docstring.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec import BLOCK_DIMS, E8_HEAD_DIMS, GROUP_DIMS, KvFormat, is_rotated
 from engine.ops.kv_codec.lattice import (
     MAX_SCALE,
     choose_scales,
@@ -18,6 +18,7 @@ from engine.ops.kv_codec.lattice import (
     nearest_points,
     per_nibble,
 )
+from engine.ops.kv_layout import BLOCK_DIMS, E8_HEAD_DIMS, GROUP_DIMS, KvFormat, is_rotated
 
 _BATCH_VALUES = 1 << 16  # values encoded at once: the four candidates' intermediates then stay in a core's cache
 

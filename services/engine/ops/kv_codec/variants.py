@@ -9,8 +9,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from engine.ops.kv_codec import BLOCK_DIMS, GROUP_DIMS, SCALE_DIVISORS, START_CANDIDATE, SWEEP_CANDIDATES
 from engine.ops.kv_codec.lattice import candidate_scales, nearest_points
+from engine.ops.kv_layout import BLOCK_DIMS, GROUP_DIMS, SCALE_DIVISORS, START_CANDIDATE, SWEEP_CANDIDATES
 
 
 def round_int4(y: Tensor, divisor: float = 8.0) -> Tensor:
