@@ -1,0 +1,135 @@
+"""The reference executor: the whole forward pass, operator by operator in torch fp32, driven by ModelSpec.schedule.
+
+Owns the order of layers and which rows a pass computes. Receives token ids and the position they start at, hands on the
+logits of the last one. It keeps no ids and decides no chunk; state is in the cache it was given.
+
+Two modes, because the library adds up one row in another order than many: a prompt's positions are computed in batches
+of at least eight rows, a generated token alone. Within a mode a row's sums do not depend on its neighbours, so a prompt
+gives the same bits however it was cut into chunks and wherever a reused prefix ended (docs/notes/engine.md).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from contracts.errors import SetupError
+from engine.memory.arena import Arena
+from engine.memory.layout import Handle, LayoutBuilder
+from engine.model.attention_block import AttentionBlock
+from engine.model.expanded import expand_weights, reserve_expanded
+from engine.model.mlp import run_mlp
+from engine.model.workspace import Workspace, WorkspaceHandles, reserve_workspace
+from engine.ops.linear import take_rows
+from engine.ops.rmsnorm import rmsnorm
+from engine.ops.rope import make_tables
+from engine.spec import ModelSpec
+from engine.state import KvCache, KvHandles, PlainFormat, reserve_kv
+from engine.weights.tensors import DecoderWeights
+
+# Fewer rows take other sums in the library. Also the timeline's slack: a short batch is filled up behind its end.
+MIN_BATCH_ROWS = 8
+EXECUTOR_NAME = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderHandles:
+    """Regions of one decoder besides its packed weights."""
+
+    cache: KvHandles
+    workspace: WorkspaceHandles
+    expanded: dict[str, Handle]
+
+
+def require_runnable(spec: ModelSpec) -> None:
+    """Refuse what the schedule or the dims ask for and this version lacks.
+
+    Raises: SetupError naming it.
+    """
+    if "delta" in spec.schedule:
+        raise SetupError(f"{spec.name} has gated delta layers, which this version cannot run")
+    if spec.attention.gated or spec.attention.qk_norm or spec.attention.mrope_sections is not None:
+        raise SetupError(f"{spec.name} has gated or normalised attention, which this version cannot run")
+
+
+def reserve_decoder(
+    builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, context_limit: int, chunk_tokens: int
+) -> DecoderHandles:
+    """Plan cache, workspace and expanded matrices of a window of context_limit positions."""
+    num_positions = context_limit + MIN_BATCH_ROWS
+    cache = reserve_kv(builder, spec, kv_format, num_positions)
+    workspace = reserve_workspace(builder, spec, max(chunk_tokens, MIN_BATCH_ROWS), num_positions)
+    return DecoderHandles(cache, workspace, reserve_expanded(builder, spec))
+
+
+class Decoder:
+    """Runs token ids through the model. Positions below num_tokens are computed and stay so until rewind."""
+
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, arena: Arena, handles: DecoderHandles) -> None:
+        """Effects: fills the expanded regions; takes a second for 135 M weights."""
+        require_runnable(spec)
+        self.name: Final = f"{EXECUTOR_NAME}-{arena.device.type}"
+        self._spec = spec
+        self._weights = weights
+        self._device = arena.device
+        self._matrices = expand_weights(weights, arena, handles.expanded)
+        self._workspace = Workspace(arena, handles.workspace)
+        self._cache = KvCache(arena, handles.cache)
+        self._blocks = tuple(
+            AttentionBlock(spec.attention, slot, self._cache, self._workspace) for slot in range(spec.num_layers)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions whose state is held."""
+        return self._cache.num_tokens
+
+    def rewind(self, num_tokens: int) -> int:
+        """Forget positions from num_tokens on, or from an earlier one if state cannot be cut there; returns which."""
+        self._cache.truncate(num_tokens)
+        return num_tokens
+
+    @torch.inference_mode()
+    def prefill(self, ids: NDArray[np.int64], *, want_logits: bool) -> NDArray[np.float32] | None:
+        """Compute a prompt's next positions.
+
+        Shapes:  ids [T]; returns [vocab] fp32 of the last position if wanted, valid until the next call.
+        """
+        num_tokens = len(ids)
+        padded = np.zeros(max(num_tokens, MIN_BATCH_ROWS), dtype=np.int64)
+        padded[:num_tokens] = ids
+        residual = self._run_layers(torch.from_numpy(padded).to(self._device))
+        self._cache.commit(self._cache.num_tokens + num_tokens)
+        return self._logits(residual[num_tokens - 1 : num_tokens]) if want_logits else None
+
+    @torch.inference_mode()
+    def step(self, token_id: int) -> NDArray[np.float32]:
+        """Compute the next position alone.
+
+        Shapes:  returns [vocab] fp32, valid until the next call.
+        """
+        residual = self._run_layers(torch.tensor([token_id], device=self._device))
+        self._cache.commit(self._cache.num_tokens + 1)
+        return self._logits(residual)
+
+    def _run_layers(self, ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream [T, C] behind the last layer; the cache holds the rows but does not count them yet."""
+        spec, start = self._spec, self._cache.num_tokens
+        rows = self._workspace.rows(len(ids))
+        rows.residual.copy_(take_rows(self._weights.embedding, ids))
+        positions = torch.arange(start, start + len(ids), device=self._device)
+        tables = make_tables(positions, rotary_dims=spec.attention.rotary_dims, theta=spec.attention.rope_theta)
+        for block, weights, matrices in zip(self._blocks, self._weights.layers, self._matrices.layers, strict=True):
+            block.run(self._norm(rows.residual, weights.mixer_norm), rows, matrices, tables, start)
+            run_mlp(self._norm(rows.residual, weights.mlp_norm), rows, matrices)
+        return rows.residual
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rmsnorm(x, weight, eps=self._spec.norm_eps, offset=self._spec.norm_offset)
+
+    def _logits(self, last: torch.Tensor) -> NDArray[np.float32]:
+        self._matrices.head.multiply(self._norm(last, self._weights.final_norm), self._workspace.logits)
+        logits: NDArray[np.float32] = self._workspace.logits[0].cpu().numpy()
+        return logits
