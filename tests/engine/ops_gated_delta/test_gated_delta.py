@@ -170,6 +170,26 @@ def test_every_rollback_equals_never_having_drafted(num_columns: int, ratio: str
         )
 
 
+def test_rollback_at_full_width_on_two_threads() -> None:
+    """The 27B's layer, whose state is large enough for torch to divide among threads."""
+    generator = torch.Generator().manual_seed(8)
+    weights = DeltaWeights(
+        torch.randn(4, 10_240, generator=generator) / 2, -torch.rand(48, generator=generator), torch.zeros(48)
+    )
+    inputs = DeltaInputs(*(torch.randn(4, n, generator=generator) for n in (10_240, 48, 48)))
+    start = DeltaState(torch.randn(48, 128, 128, generator=generator), torch.randn(3, 10_240, generator=generator))
+    record, out = make_record(start, 4), torch.empty(4, 48, 128)
+    torch.set_num_threads(2)
+    propose(inputs, weights, start, record, out)
+    for num_accepted in (1, 3):
+        never, committed, want = start.clone(), start.clone(), torch.empty(num_accepted, 48, 128)
+        advance(inputs.rows(0, num_accepted), weights, never, want)
+        commit(record, num_accepted, committed)
+        assert torch.equal(out[:num_accepted], want)
+        assert torch.equal(committed.recurrent, never.recurrent)
+    torch.set_num_threads(1)
+
+
 def test_a_record_of_the_27b_takes_two_and_a_half_mib_a_column() -> None:
     state = DeltaState(torch.zeros(48, 128, 128), torch.zeros(3, 10_240, dtype=torch.bfloat16))
     assert 48 * make_record(state, 1).num_bytes == 48 * (8_192 + 24_576 + 384 + 20_480)
