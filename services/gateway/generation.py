@@ -10,11 +10,11 @@ import msgspec
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
 from contracts import telemetry as names
-from contracts.errors import EngineLost, ServiceError, StaleLease, from_failed
+from contracts.errors import EngineLost, ServiceError, StaleLease
 from contracts.generate import Accepted, Event, Failed, Fence, Finished, GenerateRequest, Prefill, Tokens
 from contracts.observability import inject_context
 from gateway.admission import Admission, mark_failed
-from gateway.clients.engine import EngineClient, EngineStream
+from gateway.clients.engine import EngineClient, EngineStream, engine_error
 from gateway.heartbeat import Heartbeat
 from gateway.instruments import Instruments, ReplyTimes
 from gateway.reply import ReplyDelta, ReplyEnd, ReplySink, ReplyStart, ReplyUsage
@@ -133,7 +133,7 @@ class Generation:
                     deltas.append(self._text.finish())
                     end = self._end(event)
                 case Failed():
-                    end = from_failed(event)
+                    end = engine_error(event)
         self._show([delta for delta in deltas if delta is not None])
         return end
 

@@ -113,6 +113,15 @@ def test_lost_before_the_first_token_is_tried_again(stack: GatewayStack) -> None
     assert first.request_id != second.request_id
 
 
+def test_an_engine_that_shuts_down_is_lost_or_waited_for(stack: GatewayStack) -> None:
+    stopping = Failed("shutting_down", "the engine is shutting down", True)
+    _, error = last_error(stack, Script(text="one two", fail=stopping, fail_after=2))
+    assert (error["code"], error["message"]) == ("engine_lost", stopping.message)
+    stack.wait_ready()
+    stack.engine.next_scripts = [Script(refuse=stopping), Script(fail=stopping), Script(text="again")]
+    assert stack.post(BODY).json()["choices"][0]["message"]["content"] == "again"
+
+
 def test_preempted_by_another_gateway(stack: GatewayStack) -> None:
     _, error = last_error(stack, Script(text="one two", finish="preempted"))
     assert error["code"] == "stale_lease"

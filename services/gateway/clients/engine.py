@@ -13,7 +13,7 @@ import aiohttp
 
 from contracts import codec
 from contracts.engine_info import EngineInfo, Readiness
-from contracts.errors import EngineLost, InvalidRequest, ServiceError, from_failed
+from contracts.errors import EngineLost, InvalidRequest, ServiceError, ShuttingDown, from_failed
 from contracts.generate import Event, Failed, Finished, GenerateRequest
 
 _LOG = logging.getLogger("gateway.engine")
@@ -172,10 +172,16 @@ async def _begin(post: "aiohttp.client._RequestContextManager") -> aiohttp.Clien
     return await post
 
 
+def engine_error(failed: Failed) -> ServiceError:
+    """The error of a Failed; an engine that shuts down is lost to us, it is not we who shut down."""
+    error = from_failed(failed)
+    return EngineLost(error.message) if isinstance(error, ShuttingDown) else error
+
+
 async def _refusal(response: aiohttp.ClientResponse) -> ServiceError:
     body = await response.read()
     try:
-        return from_failed(codec.decode_failed(body))
+        return engine_error(codec.decode_failed(body))
     except InvalidRequest:
         return EngineLost(f"the engine answered {response.status} without a reason")
 
