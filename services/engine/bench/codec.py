@@ -123,8 +123,8 @@ class Tally:
 class Row:
     """What is reported of one format.
 
-    nmse_* are mean over layers of squared error / squared norm, attention_error the mean over layers of the root of
-    that ratio of attention outputs; *_worst name the worst layer. KL is per token, from unquantised KV.
+    nmse_* are the mean over layers of squared error / squared norm, attention_error the root of that mean for attention
+    outputs; *_worst are the worst layer's. KL is per token, in nats, from unquantised KV.
     """
 
     bytes_per_element: float
