@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from e2e.compose.steps import StepFailed, Steps, Unavailable, is_root
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 30
+DATA_DISK_BYTES = 40 << 30  # sparse: takes what the images need, 4 to 6 GB
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 # Debian 12 has only Compose v1; these two packages of Debian 13 need nothing but libc.
 PLUGIN_RELEASE = "trixie"
@@ -48,6 +50,7 @@ def _private_daemon(steps: Steps, folder: Path) -> Iterator[None]:
     socket_path = folder / "d.sock"
     forwarding = FORWARDING.read_text(encoding="ascii")
     forward_policy = _forward_policy(steps)
+    _mount_data_disk(steps, folder)
     command = [
         "dockerd", "--host", f"unix://{socket_path}", "--data-root", str(folder / "data"),
         "--exec-root", str(folder / "exec"), "--pidfile", str(folder / "docker.pid"),
@@ -64,6 +67,21 @@ def _private_daemon(steps: Steps, folder: Path) -> Iterator[None]:
             _stop(daemon)
             _remove_traces(steps, folder, forward_policy)
             FORWARDING.write_text(forwarding, encoding="ascii")
+
+
+def _mount_data_disk(steps: Steps, folder: Path) -> None:
+    """Keep the images in one sparse file: removing 100,000 small files can take minutes, removing one takes none.
+
+    Without loop devices the images lie in the plain folder, and only the removal is slower.
+    """
+    disk, data = folder / "data.img", folder / "data"
+    data.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(DATA_DISK_BYTES)
+    made = steps.succeeds(["mkfs.ext4", "-q", "-E", "lazy_itable_init=1,nodiscard", "-O", "^has_journal", disk])
+    if not (made and steps.succeeds(["mount", "-o", "loop,nodiscard", disk, data])):
+        disk.unlink()
+        print("    no loop device: images lie in a plain folder", file=sys.stderr)
 
 
 def _await_daemon(steps: Steps, daemon: subprocess.Popen[bytes], log: Path) -> None:

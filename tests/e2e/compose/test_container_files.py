@@ -22,6 +22,10 @@ DISTRIBUTIONS = {
     "prometheus_client": "opentelemetry-exporter-prometheus",
     "starlette": "fastapi",
 }
+# Bench peers and kernels: absent from the image or part of torch.
+NOT_INSTALLED = {"transformers", "triton"}
+# What uvicorn and OpenTelemetry load when it is there.
+LOADED_BY_NAME = {"uvloop", "httptools", "opentelemetry-api", "opentelemetry-exporter-otlp-proto-http"}
 
 
 class _ComposeLoader(yaml.SafeLoader):
@@ -145,8 +149,8 @@ def test_requirement_lists_hold_what_the_service_imports(name: str) -> None:
     listed = requirements(f"services/{name}/requirements.txt")
     imported = set(imported_distributions(ROOT / "services" / name))
     imported |= set(imported_distributions(ROOT / "services" / "contracts"))
-    optional = {"transformers", "triton"}  # bench peers and kernels: absent from the image or part of torch
-    assert imported - optional <= listed, "imported but not installed in the image"
+    assert imported - NOT_INSTALLED <= listed, "imported but not installed in the image"
+    assert listed - LOADED_BY_NAME <= imported, "installed in the image but never imported"
 
 
 @pytest.mark.parametrize("name", [p.relative_to(ROOT).as_posix() for p in ROOT.glob("services/*/requirements*.txt")])
