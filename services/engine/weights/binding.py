@@ -1,157 +1,144 @@
-"""Weights into the arena: reads the checkpoint in row chunks, undoes its row order, packs, binds views.
+"""Weights into the arena: a checkpoint fills the planned regions, then views of them become DecoderWeights.
 
-Owns the copy; `reserve` said where, `schema` said what, `blocks` knows the stored bits. Values that are not finite are
-refused by name: a poisoned weight would poison every token.
+Owns the views and the copy into device memory; `reserve` said where, a checkpoint says what.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from contracts.errors import SetupError
 from engine.memory.arena import Arena
-from engine.ops.linear import DenseMatrix, Matrix, QuantizedMatrix, pack_codes
+from engine.ops.linear import DenseMatrix, Matrix, QuantizedMatrix
 from engine.spec import ModelSpec
-from engine.weights.blocks import CodeRows, decode_codes, decode_floats
-from engine.weights.checkpoint import Checkpoint, StorageKind
-from engine.weights.reserve import packed_kind
-from engine.weights.schema import DecoderNeed, LayerNeed, MatrixNeed, Part, VectorNeed, check_checkpoint, decoder_need
-from engine.weights.tensors import AttentionWeights, DecoderWeights, LayerWeights, MlpWeights
+from engine.weights.checkpoint import Checkpoint
+from engine.weights.fill import Progress
+from engine.weights.forms import DenseForm, MatrixForm
+from engine.weights.need import AttentionNeed, DecoderNeed, DeltaNeed, LayerNeed, MatrixNeed, MtpNeed, VectorNeed
+from engine.weights.reserve import EMBEDDING_REGION
+from engine.weights.schema import decoder_need
+from engine.weights.tensors import (
+    AttentionWeights,
+    DecoderWeights,
+    DeltaWeights,
+    LayerWeights,
+    MlpWeights,
+    MtpWeights,
+)
 
-Progress = Callable[[int, int], None]
-_CHUNK_ELEMENTS = 1 << 20  # temporaries of a chunk stay in the processor's cache
 
+def load_weights(
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    arena: Arena,
+    on_progress: Progress,
+    embedding_arena: Arena | None = None,
+) -> DecoderWeights:
+    """Fill the regions that reserve_weights planned and return views of them.
 
-def load_weights(spec: ModelSpec, checkpoint: Checkpoint, arena: Arena, on_progress: Progress) -> DecoderWeights:
-    """Fill the regions that reserve_weights(spec, checkpoint, builder) planned and return views of them.
-
-    on_progress(done_bytes, total_bytes) is called after every tensor, with bytes of the checkpoint.
-    Raises: SetupError naming a tensor with non-finite scales, minima or weights.
+    embedding_arena holds the embedding where reserve_weights was given a builder for it. on_progress(done_bytes,
+    total_bytes) counts bytes of the checkpoint.
+    Raises: SetupError naming a tensor whose values are not finite.
     """
     need = decoder_need(spec)
-    check_checkpoint(spec, need, checkpoint)
-    return _Loader(checkpoint, arena, on_progress).load(need)
+    arenas = _Arenas(arena, embedding_arena or arena)
+    checkpoint.fill(spec, need, arenas, on_progress)
+    return _Binder(checkpoint.forms(spec, need), arenas).bind(need)
 
 
-class _Loader:
-    """One pass over the checkpoint; holds what every step needs and the count of bytes done."""
+class _Arenas:
+    """Finds a region in the arena it was planned for, and writes it."""
 
-    def __init__(self, checkpoint: Checkpoint, arena: Arena, on_progress: Progress) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, arena: Arena, embedding_arena: Arena) -> None:
         self._arena = arena
-        self._on_progress = on_progress
-        self._done_bytes = 0
-        self._total_bytes = sum(entry.bytes for entry in checkpoint.directory.tensors)
+        self._embedding_arena = embedding_arena
 
-    def load(self, need: DecoderNeed) -> DecoderWeights:
+    def tensor(self, region: str) -> torch.Tensor:
+        apart = region.startswith(f"{EMBEDDING_REGION}.")
+        return (self._embedding_arena if apart else self._arena).tensor(region)
+
+    def put(self, region: str, first_row: int, rows: NDArray[Any]) -> None:
+        """See RegionSink; on the calling thread when the arena is on the host."""
+        target = self.tensor(region)[first_row : first_row + len(rows)]
+        if target.dtype == torch.bfloat16:
+            target = target.view(torch.int16)
+            rows = rows.view(np.int16)
+        if target.device.type == "cpu":
+            np.copyto(target.numpy(), rows, casting="no")
+        else:
+            target.copy_(torch.from_numpy(rows))
+
+
+class _Binder:
+    """Grows DecoderWeights along the tree of needs."""
+
+    def __init__(self, forms: Mapping[str, MatrixForm], arenas: _Arenas) -> None:
+        self._forms = forms
+        self._arenas = arenas
+
+    def bind(self, need: DecoderNeed) -> DecoderWeights:
         embedding = self._matrix(need.embedding)
-        layers = tuple(self._layer(layer) for layer in need.layers)
-        final_norm = self._vector(need.final_norm)
-        head = embedding if need.head is None else self._matrix(need.head)
-        return DecoderWeights(embedding, layers, final_norm, head)
+        return DecoderWeights(
+            embedding=embedding,
+            layers=tuple(self._layer(layer) for layer in need.layers),
+            final_norm=self._vector(need.final_norm),
+            head=embedding if need.head is None else self._matrix(need.head),
+            mtp=None if need.mtp is None else self._mtp(need.mtp),
+        )
 
     def _layer(self, need: LayerNeed) -> LayerWeights:
-        qkv, output = self._matrix(need.mixer.qkv), self._matrix(need.mixer.output)
+        mixer = need.mixer
         return LayerWeights(
             mixer_norm=self._vector(need.mixer_norm),
-            mixer=AttentionWeights(qkv, output, q_norm=None, k_norm=None),
+            mixer=self._delta(mixer) if isinstance(mixer, DeltaNeed) else self._attention(mixer),
             mlp_norm=self._vector(need.mlp_norm),
             mlp=MlpWeights(self._matrix(need.mlp.gate_up), self._matrix(need.mlp.down)),
         )
 
-    def _vector(self, need: VectorNeed) -> torch.Tensor:
-        kind = self._checkpoint.kind(need.tensor)
-        values = decode_floats(self._checkpoint.raw(need.tensor), kind)
-        self._require_finite(need.tensor, "weights", values)
-        target = self._arena.tensor(need.region)
-        _write(target, values)
-        self._count(need.tensor)
-        return target
-
-    def _matrix(self, need: MatrixNeed) -> Matrix:
-        kind = packed_kind(need, self._checkpoint)
-        if kind is None:
-            weight = self._arena.tensor(f"{need.region}.weight")
-            first_row = 0
-            for part in need.parts:
-                self._expand(part, weight[first_row : first_row + part.num_rows])
-                self._count(part.tensor)
-                first_row += part.num_rows
-            return DenseMatrix(weight)
-        matrix = self._packed_matrix(need, kind)
-        first_row = 0
-        for part in need.parts:
-            self._pack(part, kind, matrix, first_row)
-            self._count(part.tensor)
-            first_row += part.num_rows
-        return matrix
-
-    def _packed_matrix(self, need: MatrixNeed, kind: StorageKind) -> QuantizedMatrix:
-        assert kind.bits is not None
-        return QuantizedMatrix(
-            codes=self._arena.tensor(f"{need.region}.codes"),
-            scales=self._arena.tensor(f"{need.region}.scales"),
-            minima=self._arena.tensor(f"{need.region}.minima") if kind.has_minimum else None,
-            bits=kind.bits,
-            group_size=kind.block_elements,
-            num_rows=need.num_rows,
-            num_cols=need.num_cols,
+    def _attention(self, need: AttentionNeed) -> AttentionWeights:
+        return AttentionWeights(
+            qkv=self._matrix(need.qkv),
+            output=self._matrix(need.output),
+            q_norm=None if need.q_norm is None else self._vector(need.q_norm),
+            k_norm=None if need.k_norm is None else self._vector(need.k_norm),
         )
 
-    def _pack(self, part: Part, kind: StorageKind, matrix: QuantizedMatrix, first_row: int) -> None:
-        """Copy codes, scales and minima of one part into its rows of the matrix."""
-        for start, raw in self._chunks(part):
-            rows = self._decode(part, raw, kind)
-            span = slice(first_row + start, first_row + start + raw.shape[0])
-            _write(matrix.codes[span], pack_codes(rows.codes, matrix.bits))
-            _write(matrix.scales[:, span], rows.scales.T)
-            if matrix.minima is not None and rows.minima is not None:
-                _write(matrix.minima[:, span], rows.minima.T)
+    def _delta(self, need: DeltaNeed) -> DeltaWeights:
+        return DeltaWeights(
+            inputs=self._matrix(need.inputs),
+            gates=self._matrix(need.gates),
+            conv=self._vector(need.conv),
+            decay_log=self._vector(need.decay_log),
+            dt_bias=self._vector(need.dt_bias),
+            norm=self._vector(need.norm),
+            output=self._matrix(need.output),
+        )
 
-    def _expand(self, part: Part, target: torch.Tensor) -> None:
-        """Write one part as fp32 into its rows."""
-        kind = self._checkpoint.kind(part.tensor)
-        for start, raw in self._chunks(part):
-            values = decode_floats(raw, kind)
-            self._require_finite(part.tensor, "weights", values)
-            _write(target[start : start + raw.shape[0]], values)
+    def _mtp(self, need: MtpNeed) -> MtpWeights:
+        return MtpWeights(
+            embedding_norm=self._vector(need.embedding_norm),
+            hidden_norm=self._vector(need.hidden_norm),
+            projection=self._matrix(need.projection),
+            layer=self._layer(need.layer),
+            final_norm=self._vector(need.final_norm),
+        )
 
-    def _decode(self, part: Part, raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
-        rows = decode_codes(raw, kind)
-        self._require_finite(part.tensor, "scales", rows.scales)
-        if rows.minima is not None:
-            self._require_finite(part.tensor, "minima", rows.minima)
-        return rows
+    def _vector(self, need: VectorNeed) -> torch.Tensor:
+        return self._arenas.tensor(need.region)
 
-    def _chunks(self, part: Part) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """(first row, raw rows) in the engine's row order."""
-        raw = self._checkpoint.raw(part.tensor)
-        order = None if part.paired_heads is None else _half_split_order(part.num_rows, part.paired_heads)
-        step = max(1, _CHUNK_ELEMENTS // part.num_cols)
-        for start in range(0, part.num_rows, step):
-            end = min(start + step, part.num_rows)
-            yield start, raw[start:end] if order is None else raw[order[start:end]]
-
-    def _require_finite(self, tensor: str, what: str, values: NDArray[np.floating]) -> None:
-        if not np.isfinite(values).all():
-            raise SetupError(f"{self._checkpoint.path}: tensor {tensor} has {what} that are not finite")
-
-    def _count(self, tensor: str) -> None:
-        self._done_bytes += self._checkpoint.entries[tensor].bytes
-        self._on_progress(self._done_bytes, self._total_bytes)
-
-
-def _half_split_order(num_rows: int, num_heads: int) -> NDArray[np.intp]:
-    """Stored row of each engine row: a head's stored rows go 0, half, 1, half + 1, ..."""
-    pairs = np.arange(num_rows).reshape(num_heads, -1, 2)
-    return pairs.swapaxes(1, 2).reshape(-1)
-
-
-def _write(target: torch.Tensor, values: NDArray[np.generic]) -> None:
-    """Copy host values into a view of the arena, on the calling thread when the arena is on the host too."""
-    if target.device.type == "cpu":
-        np.copyto(target.numpy(), values, casting="no")
-    else:
-        target.copy_(torch.from_numpy(values))
+    def _matrix(self, need: MatrixNeed) -> Matrix:
+        form = self._forms[need.region]
+        if isinstance(form, DenseForm):
+            return DenseMatrix(self._arenas.tensor(f"{need.region}.weight"))
+        return QuantizedMatrix(
+            codes=self._arenas.tensor(f"{need.region}.codes"),
+            scales=self._arenas.tensor(f"{need.region}.scales"),
+            minima=self._arenas.tensor(f"{need.region}.minima") if form.has_minimum else None,
+            bits=form.bits,
+            group_size=form.group_size,
+            num_rows=need.num_rows,
+            num_cols=need.num_cols,
+            high=self._arenas.tensor(f"{need.region}.high") if form.bits in (5, 6) else None,
+        )

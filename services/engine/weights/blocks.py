@@ -5,24 +5,11 @@ Formula: Q4_0 = (q - 8) d; Q4_1 = q d + m; Q8_0 = q d with signed q, here q + 12
 Source:  the GGUF format's published block structures; the `gguf` package is the oracle in the tests.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.weights.checkpoint import StorageKind
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodeRows:
-    """Rows as unsigned codes with a scale, and optionally a minimum, per block.
-
-    Shapes:  codes [N, K] uint8; scales, minima [N, K / block_elements] fp16.
-    """
-
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float16]
-    minima: NDArray[np.float16] | None
+from engine.weights.gguf_file import StorageKind
+from engine.weights.tensor_source import CodeRows
 
 
 def decode_codes(raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
@@ -46,11 +33,19 @@ def decode_codes(raw: NDArray[np.uint8], kind: StorageKind) -> CodeRows:
 
 
 def decode_floats(raw: NDArray[np.uint8], kind: StorageKind) -> NDArray[np.float32]:
-    """Floating-point bytes, F32 or F16, as fp32 of raw's leading shape; a copy."""
-    assert kind.bits is None, f"{kind.name} holds codes"
-    if kind.block_bytes == 4:
-        return raw.view(np.float32).copy()
+    """Floating-point bytes, F32, F16 or BF16, as fp32 of raw's leading shape; a copy."""
+    assert kind.block_elements == 1, f"{kind.name} holds blocks"
+    match kind.name:
+        case "F32":
+            return raw.view(np.float32).copy()
+        case "BF16":
+            return widen_bf16(raw.view(np.uint16))
     return raw.view(np.float16).astype(np.float32)
+
+
+def widen_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """bf16, given as its bits, as fp32: exact."""
+    return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
 
 
 def _half(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.float16]:

@@ -1,96 +1,41 @@
-"""A weights file as named, bounds-checked byte ranges, memory-mapped. Owns the mapping; decodes no number.
+"""Where weights come from when the engine starts: something that knows every matrix's form and fills the regions.
 
-The tensor directory says where everything is; nothing here parses a file format. Pages are read when first touched.
+Owns the protocol that reserve_weights and load_weights take, and the choice of its kind for a model folder.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
-from pathlib import Path
-from typing import Final, Literal
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from contracts.errors import SetupError
-from contracts.model_folder import TensorDirectory, TensorEntry
 from engine.model_home import ModelFolder
+from engine.spec import ModelSpec
+from engine.weights.fill import Progress, RegionSink
+from engine.weights.forms import MatrixForm
+from engine.weights.gguf_file import GgufFile
+from engine.weights.need import DecoderNeed
+from engine.weights.stored import stored_gguf
 
 
-@dataclass(frozen=True, slots=True)
-class StorageKind:
-    """block_elements consecutive elements of a row take block_bytes; bits is None for plain floating point."""
+class Checkpoint(Protocol):
+    """A model's weights, mapped and not yet read."""
 
-    name: str
-    block_elements: int
-    block_bytes: int
-    bits: Literal[4, 8] | None
-    has_minimum: bool = False
+    def forms(self, spec: ModelSpec, need: DecoderNeed) -> Mapping[str, MatrixForm]:
+        """The form of every matrix of the need, by region.
 
+        Raises: SetupError when the source does not hold the spec's weights.
+        """
+        ...
 
-STORAGE_KINDS: Final[Mapping[str, StorageKind]] = {
-    kind.name: kind
-    for kind in (
-        StorageKind("F32", 1, 4, None),
-        StorageKind("F16", 1, 2, None),
-        StorageKind("Q4_0", 32, 18, 4),
-        StorageKind("Q4_1", 32, 20, 4, has_minimum=True),
-        StorageKind("Q8_0", 32, 34, 8),
-    )
-}
+    def fill(self, spec: ModelSpec, need: DecoderNeed, sink: RegionSink, on_progress: Progress) -> None:
+        """Put every region's rows; on_progress(done_bytes, total_bytes) in bytes of the source.
 
-
-class Checkpoint:
-    """Tensors of one file by name.
-
-    Raises: SetupError when the file is shorter or longer than the directory says, when an entry leaves the file, has
-    an unsupported kind, or a byte count that does not follow from its shape.
-    """
-
-    def __init__(self, path: Path, directory: TensorDirectory) -> None:
-        self.path: Final = path
-        self.directory: Final = directory
-        self.entries: Final = {entry.name: entry for entry in directory.tensors}
-        if len(self.entries) != len(directory.tensors):
-            raise SetupError(f"{path}: a tensor name occurs twice")
-        actual_bytes = path.stat().st_size
-        if actual_bytes != directory.weights_bytes:
-            raise SetupError(f"{path} has {actual_bytes} bytes, expected {directory.weights_bytes}")
-        for entry in directory.tensors:
-            _check_entry(path, entry, actual_bytes)
-        # Copy-on-write, because torch refuses to share read-only memory quietly; nobody writes.
-        self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c")
-
-    def kind(self, name: str) -> StorageKind:
-        """How the tensor is stored."""
-        return STORAGE_KINDS[self.entries[name].kind]
-
-    def raw(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's bytes: [rows, bytes of a row], or [bytes] for a vector; a view of the mapping."""
-        entry = self.entries[name]
-        span = self._bytes[entry.offset : entry.offset + entry.bytes]
-        return span.reshape(entry.shape[0], -1) if len(entry.shape) == 2 else span
+        Raises: SetupError naming the tensor or region whose values are not finite.
+        """
+        ...
 
 
 def open_weights(folder: ModelFolder) -> Checkpoint:
-    """The weights of a model folder, mapped; what reserve_weights and load_weights take.
+    """The weights of a model folder.
 
     Raises: SetupError when the folder's files do not belong together.
     """
-    return Checkpoint(folder.weights_path, folder.read_tensor_directory())
-
-
-def _check_entry(path: Path, entry: TensorEntry, file_bytes: int) -> None:
-    kind = STORAGE_KINDS.get(entry.kind)
-    if kind is None:
-        supported = ", ".join(STORAGE_KINDS)
-        raise SetupError(f"{path}: tensor {entry.name} is stored as {entry.kind}; supported: {supported}")
-    if not entry.shape or len(entry.shape) > 2 or min(entry.shape) < 1 or entry.shape[-1] % kind.block_elements:
-        raise SetupError(f"{path}: tensor {entry.name} has shape {entry.shape}, not a {entry.kind} matrix or vector")
-    expected_bytes = prod(entry.shape) // kind.block_elements * kind.block_bytes
-    if entry.bytes != expected_bytes:
-        raise SetupError(f"{path}: tensor {entry.name} has {entry.bytes} bytes, {entry.shape} needs {expected_bytes}")
-    if entry.offset < 0 or entry.offset + entry.bytes > file_bytes:
-        raise SetupError(
-            f"{path}: tensor {entry.name} ends at byte {entry.offset + entry.bytes}, the file has {file_bytes}"
-        )
+    return stored_gguf(GgufFile(folder.weights_path, folder.read_tensor_directory()))

