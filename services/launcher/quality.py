@@ -39,7 +39,7 @@ def list_steps(settings: LauncherSettings, tiers: Tiers, pytest_arguments: Seque
         Step("ruff check", (str(tools / "ruff"), "check", "--quiet", ".", "soloist")),
         Step("ruff format", (str(tools / "ruff"), "format", "--quiet", "--check", ".", "soloist")),
         Step("mypy", (str(tools / "mypy"), "--no-error-summary")),
-        Step("lint-imports", (str(tools / "lint-imports"), "--no-cache", "--no-logo", "--no-color")),
+        Step("lint-imports", (str(tools / "lint-imports"), "--no-cache", "--no-logo")),
         Step("pytest", (str(tools / "python"), "-m", "pytest", "-m", tiers.expression(), *pytest_arguments)),
     ]
 

@@ -73,6 +73,7 @@ def test_tiers(tiers: Tiers, expression: str) -> None:
 def test_every_step_runs_and_pytest_is_last() -> None:
     steps = list_steps(load_settings(ROOT, {}), Tiers(), ["-k", "x"])
     assert [step.name for step in steps] == ["ruff check", "ruff format", "mypy", "lint-imports", "pytest"]
+    assert all(Path(step.command[0]).parent == ROOT / ".venv" / "bin" for step in steps)
     assert steps[-1].command[-4:] == ("-m", "not full and not release and not gpu", "-k", "x")
 
 
