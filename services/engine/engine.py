@@ -48,7 +48,9 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ticket:
+class Ticket:
+    """A request that was taken."""
+
     job: Job
     sink: Sink
 
@@ -72,20 +74,20 @@ class Engine:
         self._on_fatal = on_fatal
         self._rates = RateMeter()
         self._changed = threading.Condition()
-        self._running: _Ticket | None = None
-        self._waiting: _Ticket | None = None
+        self._running: Ticket | None = None
+        self._waiting: Ticket | None = None
         self._fence: Fence | None = None
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="engine-worker", daemon=True)
         self._worker.start()
 
-    def submit(self, request: GenerateRequest, sink: Sink) -> None:
-        """Take a request: it runs at once, or waits for the running one.
+    def submit(self, request: GenerateRequest, sink: Sink) -> Ticket:
+        """Take a request: it runs at once, or waits for the running one; the ticket is for abandon().
 
         A higher fence than any before pauses every request below it.
         Raises: InvalidRequest, ContextTooLong, Unsupported, StaleLease, EngineBusy, ShuttingDown; sink is then unused.
         """
-        ticket = _Ticket(make_job(request, self._limits), sink)
+        ticket = Ticket(make_job(request, self._limits), sink)
         with self._changed:
             if self._closing:
                 raise ShuttingDown("the engine is shutting down")
@@ -95,6 +97,7 @@ class Engine:
                 raise EngineBusy("the engine runs one request and one waits", retry_after_s=_BUSY_RETRY_S)
             self._waiting = ticket
             self._changed.notify_all()
+        return ticket
 
     def cancel(self, request_id: str, cancel: CancelRequest) -> None:
         """Stop a request within one chunk or one token; what it computed stays.
@@ -109,6 +112,11 @@ class Engine:
             self._observe(cancel.fence)
         if ticket is None:
             raise NotFound(f"no request {request_id!r} runs or waits")
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody reads this request's events any more: stop it as cancelled if it has not ended."""
+        with self._changed:
+            self._end(ticket, "cancelled")
 
     def info(self) -> EngineInfo:
         """The engine as it is now."""
@@ -162,13 +170,13 @@ class Engine:
         if ticket is not None and ticket.job.interrupt.ending is None:
             raise InvalidRequest(f"request {request_id!r} already runs or waits", param="request_id")
 
-    def _find(self, request_id: str) -> _Ticket | None:
+    def _find(self, request_id: str) -> Ticket | None:
         for ticket in (self._waiting, self._running):
             if ticket is not None and ticket.job.request.request_id == request_id:
                 return ticket
         return None
 
-    def _end(self, ticket: _Ticket, ending: Ending) -> None:
+    def _end(self, ticket: Ticket, ending: Ending) -> None:
         """Stop a running ticket at its next look, a waiting one at once."""
         ticket.job.interrupt.fire(ending)
         if ticket is self._waiting:
@@ -189,7 +197,7 @@ class Engine:
                 self._running = None
             ticket.sink(last)
 
-    def _run(self, ticket: _Ticket) -> Event:
+    def _run(self, ticket: Ticket) -> Event:
         """Pass on every event but the last, which is returned: the lane is free before the caller hears of the end."""
         generation = Generation(ticket.job, self._sequence, self._limits.vocab_size)
         try:
@@ -206,7 +214,7 @@ class Engine:
             return self._crashed(ticket, error)
         raise AssertionError("a generation ended without Finished")
 
-    def _crashed(self, ticket: _Ticket, error: Exception) -> Failed:
+    def _crashed(self, ticket: Ticket, error: Exception) -> Failed:
         _LOG.error("request %s failed in the worker", ticket.job.request.request_id, exc_info=error)
         if self._is_fatal(error):
             self._on_fatal()

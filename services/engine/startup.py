@@ -20,7 +20,6 @@ from engine.memory.arena import Arena
 from engine.memory.layout import LayoutBuilder, MemoryPlan, WayToFit
 from engine.model.decoder import Decoder, DecoderHandles, require_runnable, reserve_decoder
 from engine.model_home import ModelFolder, open_folder
-from engine.registry import lookup
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
 from engine.spec import ModelSpec
@@ -64,13 +63,14 @@ class EnginePlan:
     threads: int
 
 
-def plan_engine(config: EngineConfig) -> EnginePlan:
+def plan_engine(config: EngineConfig, spec: ModelSpec) -> EnginePlan:
     """Resolve the settings and check that model and memory fit; every "auto" is logged with its reason.
+
+    spec is the model that the settings name.
 
     Raises: SetupError.
     """
     settings = config.settings
-    spec = lookup(settings.model).spec
     require_runnable(spec)
     folder = open_folder(config.home, spec.name)
     checkpoint = open_weights(folder)

@@ -6,7 +6,7 @@ import torch
 
 from engine.model.expanded import LayerMatrices
 from engine.model.workspace import Rows, Workspace
-from engine.ops.attention import attention
+from engine.ops.attention import attention, num_columns
 from engine.ops.rope import RotaryTables, apply_rope
 from engine.spec import AttentionDims
 from engine.state import KvCache
@@ -34,14 +34,15 @@ class AttentionBlock:
         heads = rows.qkv.view(num_tokens, num_qk + dims.num_kv_heads, dims.head_dim)
         apply_rope(heads[:, :num_qk], tables)
         self.cache.append(self.slot, start, heads[:, dims.num_heads : num_qk], heads[:, num_qk:])
-        view = self.cache.view(self.slot, start + num_tokens)
+        view = self.cache.view(self.slot, num_columns(start, num_tokens))
         attention(
             heads[:, : dims.num_heads],
             view.keys,
             view.values,
+            rows.attended.view(num_tokens, dims.num_heads, dims.head_dim),
+            start=start,
             scale=dims.head_dim**-0.5,
-            block_rows=self.workspace.block_rows,
             scores=self.workspace.scores,
-            out=rows.attended.view(num_tokens, dims.num_heads, dims.head_dim),
+            block_rows=self.workspace.block_rows,
         )
         matrices.output.add_product(rows.attended, rows.residual)

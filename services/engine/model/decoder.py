@@ -4,8 +4,8 @@ Owns the order of layers and which rows a pass computes. Receives token ids and 
 logits of the last one. It keeps no ids and decides no chunk; state is in the cache it was given.
 
 Two modes, because the library adds up one row in another order than many: a prompt's positions are computed in batches
-of at least eight rows, a generated token alone. Within a mode a row's sums do not depend on its neighbours, so a prompt
-gives the same bits however it was cut into chunks and wherever a reused prefix ended (docs/notes/engine.md).
+of at least sixteen rows, a generated token alone. Within a mode the neighbours of a row do not change its sums, so a
+prompt gives the same bits however it was cut into chunks and wherever a reused prefix ended (docs/notes/engine.md).
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from engine.model.attention_block import AttentionBlock
 from engine.model.expanded import expand_weights, reserve_expanded
 from engine.model.mlp import run_mlp
 from engine.model.workspace import Workspace, WorkspaceHandles, reserve_workspace
+from engine.ops.attention import num_columns
 from engine.ops.linear import take_rows
 from engine.ops.rmsnorm import rmsnorm
 from engine.ops.rope import make_tables
@@ -29,8 +30,8 @@ from engine.spec import ModelSpec
 from engine.state import KvCache, KvHandles, PlainFormat, reserve_kv
 from engine.weights.tensors import DecoderWeights
 
-# Fewer rows take other sums in the library. Also the timeline's slack: a short batch is filled up behind its end.
-MIN_BATCH_ROWS = 8
+# Fewer rows take other sums in the library, so a shorter batch is filled up with rows that are forgotten.
+MIN_BATCH_ROWS = 16
 EXECUTOR_NAME = "reference"
 
 
@@ -58,7 +59,7 @@ def reserve_decoder(
     builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, context_limit: int, chunk_tokens: int
 ) -> DecoderHandles:
     """Plan cache, workspace and expanded matrices of a window of context_limit positions."""
-    num_positions = context_limit + MIN_BATCH_ROWS
+    num_positions = num_columns(context_limit, MIN_BATCH_ROWS)  # room for a batch filled up at the window's end
     cache = reserve_kv(builder, spec, kv_format, num_positions)
     workspace = reserve_workspace(builder, spec, max(chunk_tokens, MIN_BATCH_ROWS), num_positions)
     return DecoderHandles(cache, workspace, reserve_expanded(builder, spec))

@@ -15,7 +15,7 @@ from engine.memory.arena import Arena
 from engine.memory.layout import Handle, LayoutBuilder
 from engine.ops.linear import Matrix, take_rows
 from engine.spec import ModelSpec
-from engine.weights.tensors import DecoderWeights
+from engine.weights.tensors import AttentionWeights, DecoderWeights
 
 _CHUNK_ELEMENTS = 1 << 22  # bounds the temporaries of one expansion
 
@@ -101,6 +101,7 @@ def expand_weights(weights: DecoderWeights, arena: Arena, handles: dict[str, Han
 def _named_matrices(weights: DecoderWeights) -> Iterator[tuple[str, Matrix]]:
     yield "head", weights.head
     for index, layer in enumerate(weights.layers):
+        assert isinstance(layer.mixer, AttentionWeights)
         yield f"layers.{index}.qkv", layer.mixer.qkv
         yield f"layers.{index}.output", layer.mixer.output
         yield f"layers.{index}.gate_up", layer.mlp.gate_up

@@ -4,48 +4,58 @@ from collections.abc import Iterator
 
 import torch
 
+_GRID = 64
+_MIN_ROWS = 16  # a product of fewer rows takes other sums in the library
+
 
 def attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    *,
-    scale: float,
-    block_rows: int,
-    scores: torch.Tensor,
     out: torch.Tensor,
+    *,
+    start: int,
+    scale: float,
+    scores: torch.Tensor,
+    block_rows: int,
 ) -> None:
-    """Attend from the last T positions of the timeline (see the contract)."""
+    """Attend from positions start .. start + T - 1 (see the contract)."""
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, num_positions, _ = keys.shape
+    num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
     if num_tokens == 1:
-        rows = q.view(num_kv_heads, group, head_dim)
-        weights = _weigh(rows, keys, scale, scores, masked=0)
-        torch.bmm(weights, values, out=out.view(num_kv_heads, group, head_dim))
+        weights = _score(q.view(num_kv_heads, group, head_dim), keys[:, : start + 1], scale, scores)
+        torch.softmax(weights, dim=-1, out=weights)
+        torch.bmm(weights, values[:, : start + 1], out=out.view(num_kv_heads, group, head_dim))
         return
     grouped_q = q.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
     grouped_out = out.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    start = num_positions - num_tokens
-    for first, last in _blocks(start, num_positions, block_rows):
-        block = slice(first - start, last - start)
-        rows = grouped_q[:, :, block].reshape(num_kv_heads, -1, head_dim)  # [Hkv, G * t, D]
-        weights = _weigh(rows, keys[:, :last], scale, scores, masked=last - first)
-        attended = torch.bmm(weights, values[:, :last])  # [Hkv, G * t, D]
-        grouped_out[:, :, block] = attended.view(num_kv_heads, group, last - first, head_dim)
+    for first, last in _blocks(start, start + num_tokens, block_rows):
+        num_rows, num_positions = last - first, _round_up(last)
+        rows = q.new_zeros(num_kv_heads, group, max(num_rows, min(_MIN_ROWS, block_rows)), head_dim)
+        rows[:, :, :num_rows] = grouped_q[:, :, first - start : last - start]
+        weights = _score(rows.view(num_kv_heads, -1, head_dim), keys[:, :num_positions], scale, scores)
+        future = torch.full((num_rows, num_positions - first), float("-inf"), device=q.device).triu_(1)
+        weights.view(num_kv_heads, group, -1, num_positions)[:, :, :num_rows, first:].add_(future)
+        torch.softmax(weights, dim=-1, out=weights)
+        attended = torch.bmm(weights, values[:, :num_positions]).view(num_kv_heads, group, -1, head_dim)
+        grouped_out[:, :, first - start : last - start] = attended[:, :, :num_rows]
 
 
-def _weigh(rows: torch.Tensor, keys: torch.Tensor, scale: float, scores: torch.Tensor, masked: int) -> torch.Tensor:
-    """softmax(scale * rows keys^T) [Hkv, rows, N]; row r of a group may see all but the last masked - 1 - r keys."""
-    num_kv_heads, num_rows, _ = rows.shape
-    num_positions = keys.shape[1]
-    shape = (num_kv_heads, num_rows, num_positions)
-    weights = scores[: num_kv_heads * num_rows * num_positions].view(shape)
-    torch.baddbmm(weights, rows, keys.transpose(1, 2), beta=0.0, alpha=scale, out=weights)
-    if masked > 1:
-        future = torch.full((masked, masked), float("-inf"), device=rows.device).triu_(1)
-        weights.view(num_kv_heads, -1, masked, num_positions)[..., -masked:].add_(future)
-    return torch.softmax(weights, dim=-1, out=weights)
+def num_columns(start: int, num_tokens: int) -> int:
+    """Rows of keys and values that attention reads for a call."""
+    return start + 1 if num_tokens == 1 else _round_up(start + num_tokens)
+
+
+def _score(rows: torch.Tensor, keys: torch.Tensor, scale: float, scores: torch.Tensor) -> torch.Tensor:
+    """scale * rows keys^T [Hkv, rows, N], in the scratch."""
+    shape = (rows.shape[0], rows.shape[1], keys.shape[1])
+    target = scores[: shape[0] * shape[1] * shape[2]].view(shape)
+    return torch.baddbmm(target, rows, keys.transpose(1, 2), beta=0.0, alpha=scale, out=target)
+
+
+def _round_up(num_positions: int) -> int:
+    return -(-num_positions // _GRID) * _GRID
 
 
 def _blocks(start: int, end: int, block_rows: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,1 @@
+"""HTTP in front of the engine: routes, event streams, metrics, the process. Only this layer knows about connections."""
