@@ -42,8 +42,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     Shapes: q [T, Hq, D]; k, v [T, Hkv, D]; out [T, Hq, D].
     """
     share = q.shape[1] // k.shape[1]
-    heads_first = [x.transpose(0, 1) for x in (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1))]
-    out = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale)
+    query, key, value = (x.transpose(0, 1) for x in (q, k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)))
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     return out.transpose(0, 1)
 
 
@@ -94,14 +94,14 @@ def load_probed_model(folder: Path) -> ProbedModel:
 
     Raises: SetupError when the folder holds neither.
     """
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     probe = AttentionProbe()
     AttentionInterface.register("kv_codec_probe", probe)
     gguf_names = sorted(path.name for path in folder.glob("*.gguf"))
     source = {"gguf_file": gguf_names[0]} if gguf_names else {}
     if not gguf_names and not (folder / "config.json").is_file():
         raise SetupError(f"{folder} holds neither a .gguf file nor config.json; run: ./soloist fetch smollm2-135m")
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="kv_codec_probe", **source
     )
     return ProbedModel(model.eval(), AutoTokenizer.from_pretrained(folder, **source), probe)

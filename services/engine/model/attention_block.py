@@ -41,7 +41,6 @@ class AttentionBlock:
             view.values,
             rows.attended.view(num_tokens, dims.num_heads, dims.head_dim),
             start=start,
-            scale=dims.head_dim**-0.5,
             scores=self.workspace.scores,
             block_rows=self.workspace.block_rows,
         )

@@ -35,7 +35,7 @@ class Instruments:
         """The numbers that never change."""
         self._context_limit.set(info.context_limit)
         for region in info.memory.regions:
-            self._planned.set(region.bytes, {"soloist.region": region.name})
+            self._planned.set(region.bytes, {names.REGION: region.name})
 
 
 class RequestRecord:

@@ -43,8 +43,8 @@ def test_attention_matches_the_naive_loop(
     keys, values = flat[0].transpose(0, 1), flat[1].transpose(0, 1)
     scores = torch.full((num_heads * block_rows * num_positions,), math.nan)
     out = torch.full((num_tokens, num_heads, head_dim), math.nan)
-    attention(q, keys, values, out, start=start, scale=0.25, scores=scores, block_rows=block_rows)
-    assert (out - naive_attention(q, keys, values, start, 0.25)).abs().max() < TOLERANCE
+    attention(q, keys, values, out, start=start, scores=scores, block_rows=block_rows)
+    assert (out - naive_attention(q, keys, values, start, q.shape[2] ** -0.5)).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dims"), [(16, 16), (16, 4), (64, 64)])

@@ -1,7 +1,7 @@
 """Causal grouped-query attention of new rows over a flat key/value timeline.
 
 Formula: for row t at position p = start + t and query head h, with key/value head g = h // (Hq / Hkv):
-           out[t, h] = sum_j softmax_j(scale * q[t, h] . keys[g, j]) values[g, j],   j = 0 .. p
+           out[t, h] = sum_j softmax_j(q[t, h] . keys[g, j] / sqrt(D)) values[g, j],   j = 0 .. p
 Shapes:  q [T, Hq, D] fp32; keys, values [Hkv, N, D] fp32, last axis contiguous, other strides free;
          scores: scratch of at least Hq * block_rows * N fp32 elements; out [T, Hq, D] fp32, contiguous.
 Domain:  T >= 1, start >= 0, Hq a multiple of Hkv, block_rows a power of two up to 64. N >=

@@ -15,14 +15,13 @@ def attention(
     out: torch.Tensor,
     *,
     start: int,
-    scale: float,
     scores: torch.Tensor,
     block_rows: int,
 ) -> None:
     """Attend from positions start .. start + T - 1 (see the contract)."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[0]
-    group = num_heads // num_kv_heads
+    group, scale = num_heads // num_kv_heads, head_dim**-0.5
     if num_tokens == 1:
         weights = _score(q.view(num_kv_heads, group, head_dim), keys[:, : start + 1], scale, scores)
         torch.softmax(weights, dim=-1, out=weights)
