@@ -20,6 +20,7 @@ Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 Tier = Literal["device", "host", "disk", "none"]
 FinishReason = Literal["stop", "length", "cancelled", "preempted"]
+Guard = Literal["repetition"]
 CancelReason = Literal["client", "preempt"]
 
 
@@ -91,13 +92,18 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Exact counts; cached_tokens is the part of prompt_tokens that was not computed again."""
+    """Exact counts; cached_tokens is the part of prompt_tokens that was not computed again.
+
+    Entry j of the two lists counts drafts in place j + 1 of their round: how many were tried, how many accepted.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_by_position: list[int] = []
+    accepted_by_position: list[int] = []
 
 
 class Timings(Struct, frozen=True):
@@ -142,12 +148,13 @@ class Tokens(Struct, frozen=True, tag="tokens"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The stream's regular end."""
+    """The stream's regular end; guard says that the engine stopped a reply that only repeated itself (reason stop)."""
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     energy: Energy | None = None
+    guard: Guard | None = None
 
 
 class Failed(Struct, frozen=True, tag="failed"):

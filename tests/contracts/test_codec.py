@@ -54,9 +54,18 @@ MESSAGES: dict[str, msgspec.Struct] = {
     "tokens_logprobs": Tokens(ids=[5], logprobs=[TokenLogprob(logprob=-0.25, top=[(5, -0.25), (6, -1.5)])]),
     "finished": Finished(
         reason="stop",
-        usage=Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=7, drafted_tokens=6, accepted_tokens=4),
+        usage=Usage(
+            prompt_tokens=3,
+            cached_tokens=2,
+            completion_tokens=7,
+            drafted_tokens=6,
+            accepted_tokens=4,
+            drafted_by_position=[2, 2, 2],
+            accepted_by_position=[2, 1, 1],
+        ),
         timings=Timings(queue_ms=0.5, restore_ms=0.0, prefill_ms=10.0, decode_ms=70.0, ttft_ms=11.0),
         energy=Energy(prefill_j=1.0, decode_j=2.0, idle_w=20.0, source="nvml"),
+        guard="repetition",
     ),
     "failed": Failed(code="numerical_error", message="logits of position 9 are not finite", retryable=False),
     "engine_info": EngineInfo(
@@ -161,3 +170,11 @@ def test_event_survives_its_line(event: Event) -> None:
     line = codec.encode_line(event)
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert codec.decode_event(line) == event
+
+
+def test_a_finished_event_without_the_later_fields_is_read() -> None:
+    old = codec.encode(Finished("stop", Usage(3, 2, 7), Timings(0.0, 0.0, 1.0, 2.0, None)))
+    event = msgspec.json.decode(old)
+    del event["guard"], event["usage"]["drafted_by_position"], event["usage"]["accepted_by_position"]
+    finished = codec.decode_event(msgspec.json.encode(event))
+    assert isinstance(finished, Finished) and finished.guard is None and finished.usage.accepted_by_position == []
