@@ -18,12 +18,13 @@ from engine.engine import Engine, Identity
 from engine.machine import free_memory_bytes, usable_cpus
 from engine.memory.arena import Arena
 from engine.memory.layout import LayoutBuilder, MemoryPlan, WayToFit
-from engine.model.decoder import Decoder, DecoderHandles, require_runnable, reserve_decoder
+from engine.model.decoder import Decoder, require_runnable
+from engine.model.reserve import DecoderHandles, reserve_decoder
 from engine.model_home import ModelFolder, open_folder
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
 from engine.spec import ModelSpec
-from engine.state import PlainFormat, plain_format
+from engine.state.reserve import PlainFormat, plain_format
 from engine.validate import RequestLimits
 from engine.weights.binding import load_weights
 from engine.weights.checkpoint import Checkpoint, open_weights

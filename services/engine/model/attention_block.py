@@ -9,7 +9,7 @@ from engine.model.workspace import Rows, Workspace
 from engine.ops.attention import attention, num_columns
 from engine.ops.rope import RotaryTables, apply_rope
 from engine.spec import AttentionDims
-from engine.state import KvCache
+from engine.state.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,6 @@ of at least sixteen rows, a generated token alone. Within a mode the neighbours 
 prompt gives the same bits however it was cut into chunks and wherever a reused prefix ended (docs/notes/engine.md).
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,31 +16,19 @@ from numpy.typing import NDArray
 
 from contracts.errors import SetupError
 from engine.memory.arena import Arena
-from engine.memory.layout import Handle, LayoutBuilder
 from engine.model.attention_block import AttentionBlock
-from engine.model.expanded import expand_weights, reserve_expanded
+from engine.model.expanded import expand_weights
 from engine.model.mlp import run_mlp
-from engine.model.workspace import Workspace, WorkspaceHandles, reserve_workspace
-from engine.ops.attention import num_columns
+from engine.model.reserve import MIN_BATCH_ROWS, DecoderHandles
+from engine.model.workspace import Workspace
 from engine.ops.linear import take_rows
 from engine.ops.rmsnorm import rmsnorm
 from engine.ops.rope import make_tables
 from engine.spec import ModelSpec
-from engine.state import KvCache, KvHandles, PlainFormat, reserve_kv
+from engine.state.kv_cache import KvCache
 from engine.weights.tensors import DecoderWeights
 
-# Fewer rows take other sums in the library, so a shorter batch is filled up with rows that are forgotten.
-MIN_BATCH_ROWS = 16
 EXECUTOR_NAME = "reference"
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderHandles:
-    """Regions of one decoder besides its packed weights."""
-
-    cache: KvHandles
-    workspace: WorkspaceHandles
-    expanded: dict[str, Handle]
 
 
 def require_runnable(spec: ModelSpec) -> None:
@@ -53,16 +40,6 @@ def require_runnable(spec: ModelSpec) -> None:
         raise SetupError(f"{spec.name} has gated delta layers, which this version cannot run")
     if spec.attention.gated or spec.attention.qk_norm or spec.attention.mrope_sections is not None:
         raise SetupError(f"{spec.name} has gated or normalised attention, which this version cannot run")
-
-
-def reserve_decoder(
-    builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, context_limit: int, chunk_tokens: int
-) -> DecoderHandles:
-    """Plan cache, workspace and expanded matrices of a window of context_limit positions."""
-    num_positions = num_columns(context_limit, MIN_BATCH_ROWS)  # room for a batch filled up at the window's end
-    cache = reserve_kv(builder, spec, kv_format, num_positions)
-    workspace = reserve_workspace(builder, spec, max(chunk_tokens, MIN_BATCH_ROWS), num_positions)
-    return DecoderHandles(cache, workspace, reserve_expanded(builder, spec))
 
 
 class Decoder:

@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.memory.arena import Arena
-from engine.memory.layout import Handle, LayoutBuilder
+from engine.memory.layout import Handle
 from engine.ops.linear import Matrix, take_rows
-from engine.spec import ModelSpec
 from engine.weights.tensors import AttentionWeights, DecoderWeights
 
 _CHUNK_ELEMENTS = 1 << 22  # bounds the temporaries of one expansion
@@ -69,18 +68,6 @@ class DecoderMatrices:
 
     layers: tuple[LayerMatrices, ...]
     head: Operand
-
-
-def reserve_expanded(builder: LayoutBuilder, spec: ModelSpec) -> dict[str, Handle]:
-    """Plan one region per matrix of the decoder, named after the matrix."""
-    dims, hidden, inner = spec.attention, spec.hidden_size, spec.intermediate_size
-    shapes = {"head": (hidden, spec.vocab_size)}
-    for index in range(spec.num_layers):
-        shapes[f"layers.{index}.qkv"] = (hidden, dims.num_q_rows + 2 * dims.num_kv_rows)
-        shapes[f"layers.{index}.output"] = (dims.num_output_cols, hidden)
-        shapes[f"layers.{index}.gate_up"] = (hidden, 2 * inner)
-        shapes[f"layers.{index}.down"] = (inner, hidden)
-    return {name: builder.reserve(f"expanded.{name}", shape, "fp32") for name, shape in shapes.items()}
 
 
 def expand_weights(weights: DecoderWeights, arena: Arena, handles: dict[str, Handle]) -> DecoderMatrices:

@@ -1,4 +1,4 @@
-"""Scratch of one forward pass, planned for the largest chunk. Owns sizes and slicing; what lies in it is the model's.
+"""Scratch of one forward pass, planned for the largest chunk. Owns slicing; what lies in it is the model's.
 
 The residual stream, each product's result and the attention scores are written into these regions, so a forward pass
 takes no memory of its own but a few rows of normalised activations.
@@ -9,24 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.memory.arena import Arena
-from engine.memory.layout import Handle, LayoutBuilder
-from engine.spec import ModelSpec
-
-_BLOCK_ROWS = 64
-_MAX_SCORE_ELEMENTS = 8 << 20  # 32 MiB: fewer rows at a time where the window is long
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceHandles:
-    """The workspace's regions, and how many rows one block of attention scores has."""
-
-    residual: Handle
-    qkv: Handle
-    attended: Handle
-    gate_up: Handle
-    scores: Handle
-    logits: Handle
-    block_rows: int
+from engine.model.reserve import WorkspaceHandles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,29 +53,3 @@ class Workspace:
             whole.attended[:num_tokens],
             whole.gate_up[:num_tokens],
         )
-
-
-def reserve_workspace(
-    builder: LayoutBuilder, spec: ModelSpec, chunk_tokens: int, num_positions: int
-) -> WorkspaceHandles:
-    """Plan scratch for chunks of chunk_tokens over a timeline of num_positions."""
-    dims = spec.attention
-    block_rows = _block_rows(dims.num_heads, num_positions)
-    num_scores = dims.num_heads * block_rows * num_positions
-    return WorkspaceHandles(
-        residual=builder.reserve("workspace.residual", (chunk_tokens, spec.hidden_size), "fp32"),
-        qkv=builder.reserve("workspace.qkv", (chunk_tokens, dims.num_q_rows + 2 * dims.num_kv_rows), "fp32"),
-        attended=builder.reserve("workspace.attended", (chunk_tokens, dims.num_output_cols), "fp32"),
-        gate_up=builder.reserve("workspace.gate_up", (chunk_tokens, 2 * spec.intermediate_size), "fp32"),
-        scores=builder.reserve("workspace.scores", (num_scores,), "fp32"),
-        logits=builder.reserve("workspace.logits", (1, spec.vocab_size), "fp32"),
-        block_rows=block_rows,
-    )
-
-
-def _block_rows(num_heads: int, num_positions: int) -> int:
-    """The largest power of two up to _BLOCK_ROWS whose scores stay within the limit, at least 1."""
-    rows = _BLOCK_ROWS
-    while rows > 1 and num_heads * rows * num_positions > _MAX_SCORE_ELEMENTS:
-        rows //= 2
-    return rows

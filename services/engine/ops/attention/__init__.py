@@ -12,6 +12,7 @@ Numeric: scores, softmax and sums in fp32. With T > 1 a row's sums run over its 
 Effects: writes out and scores; out must not alias q.
 """
 
-from engine.ops.attention.reference import attention, num_columns
+from engine.ops.attention.reference import attention
+from engine.ops.attention_layout import num_columns
 
 __all__ = ["attention", "num_columns"]

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-_GRID = 64
+from engine.ops.attention_layout import round_up_to_grid
+
 _MIN_ROWS = 16  # a product of fewer rows takes other sums in the library
 
 
@@ -30,7 +31,7 @@ def attention(
     grouped_q = q.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
     grouped_out = out.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     for first, last in _blocks(start, start + num_tokens, block_rows):
-        num_rows, num_positions = last - first, _round_up(last)
+        num_rows, num_positions = last - first, round_up_to_grid(last)
         rows = q.new_zeros(num_kv_heads, group, max(num_rows, min(_MIN_ROWS, block_rows)), head_dim)
         rows[:, :, :num_rows] = grouped_q[:, :, first - start : last - start]
         weights = _score(rows.view(num_kv_heads, -1, head_dim), keys[:, :num_positions], scale, scores)
@@ -41,20 +42,11 @@ def attention(
         grouped_out[:, :, first - start : last - start] = attended[:, :, :num_rows]
 
 
-def num_columns(start: int, num_tokens: int) -> int:
-    """Rows of keys and values that attention reads for a call."""
-    return start + 1 if num_tokens == 1 else _round_up(start + num_tokens)
-
-
 def _score(rows: torch.Tensor, keys: torch.Tensor, scale: float, scores: torch.Tensor) -> torch.Tensor:
     """scale * rows keys^T [Hkv, rows, N], in the scratch."""
     shape = (rows.shape[0], rows.shape[1], keys.shape[1])
     target = scores[: shape[0] * shape[1] * shape[2]].view(shape)
     return torch.baddbmm(target, rows, keys.transpose(1, 2), beta=0.0, alpha=scale, out=target)
-
-
-def _round_up(num_positions: int) -> int:
-    return -(-num_positions // _GRID) * _GRID
 
 
 def _blocks(start: int, end: int, block_rows: int) -> Iterator[tuple[int, int]]:
