@@ -32,7 +32,7 @@ def build_base(steps: Steps, folder: Path) -> str:
         install_packages(steps, ["mmdebstrap"])
     archive = folder / "base.tar"
     with steps.step("base image: debootstrap"):
-        command = ["mmdebstrap", "--variant=essential", f"--include={BASE_PACKAGES}"]
+        command = ["env", f"TMPDIR={folder}", "mmdebstrap", "--variant=essential", f"--include={BASE_PACKAGES}"]
         steps.run([*command, f"--customize-hook={DATA_FOLDER_HOOK}", RELEASE, archive, mirror])
     with steps.step("base image: import"):
         steps.run(["docker", "import", archive, BASE_TAG])

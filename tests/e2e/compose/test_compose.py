@@ -13,6 +13,23 @@ EXIT_UNAVAILABLE = 3
 CLEAN_UP_TIMEOUT_S = 120
 
 
+# The scenario as it would run for a user without rights and without a Docker engine.
+POWERLESS = """
+import runpy
+import e2e.compose.docker_engine as docker_engine
+docker_engine.is_root = lambda: False
+runpy.run_module("e2e.compose", run_name="__main__")
+"""
+
+
+def test_scenario_says_loudly_that_it_cannot_run_here() -> None:
+    environ = os.environ | {"PYTHONPATH": str(TESTS), "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    done = subprocess.run([sys.executable, "-c", POWERLESS], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_UNAVAILABLE, done.stderr
+    assert "CONTAINERS NOT TESTED: no Docker engine answers and only root can start one" in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.release
 @pytest.mark.timeout(2400)
 def test_stack_answers_survives_kills_and_stops() -> None:
