@@ -8,7 +8,8 @@ of at least sixteen rows, a generated token alone. Within a mode the neighbours 
 prompt gives the same bits however it was cut into chunks and wherever a reused prefix ended (docs/notes/engine.md).
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -25,10 +26,23 @@ from engine.ops.linear import take_rows
 from engine.ops.rmsnorm import rmsnorm
 from engine.ops.rope import make_tables
 from engine.spec import ModelSpec
+from engine.state.checkpoints import StateImage
 from engine.state.kv_cache import KvCache
 from engine.weights.tensors import DecoderWeights
 
 EXECUTOR_NAME = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class PositionImage:
+    """The decoder's state image: keys and values stay in place, so a position is all there is to keep."""
+
+    position: int
+    num_bytes: int = 0
+
+    def is_finite(self) -> bool:
+        """Nothing is stored."""
+        return True
 
 
 def require_runnable(spec: ModelSpec) -> None:
@@ -45,6 +59,9 @@ def require_runnable(spec: ModelSpec) -> None:
 class Decoder:
     """Runs token ids through the model. Positions below num_tokens are computed and stay so until rewind."""
 
+    shares_columns: ClassVar[bool] = False  # one row after the other, as single steps, for the same bits
+    can_rewind: ClassVar[bool] = True
+
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, arena: Arena, handles: DecoderHandles) -> None:
         """Effects: fills the expanded regions; takes a second for 135 M weights."""
         require_runnable(spec)
@@ -58,6 +75,8 @@ class Decoder:
         self._blocks = tuple(
             AttentionBlock(spec.attention, slot, self._cache, self._workspace) for slot in range(spec.num_layers)
         )
+        self.max_columns: Final[int] = self._workspace.logits.shape[0]
+        self._num_proposed = 0
 
     @property
     def num_tokens(self) -> int:
@@ -88,9 +107,39 @@ class Decoder:
 
         Shapes:  returns [vocab] fp32, valid until the next call.
         """
+        return self._step(token_id, 0)
+
+    @torch.inference_mode()
+    def step_many(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Compute the next positions as that many steps; rollback() follows.
+
+        Shapes:  ids [M], M <= max_columns; returns [M, vocab] fp32, valid until the next call.
+        """
+        assert 1 <= len(ids) <= self.max_columns, f"{len(ids)} columns, planned are {self.max_columns}"
+        for column, token_id in enumerate(ids):
+            self._step(int(token_id), column)
+        self._num_proposed = len(ids)
+        logits: NDArray[np.float32] = self._workspace.logits[: len(ids)].cpu().numpy()
+        return logits
+
+    def rollback(self, num_kept: int) -> None:
+        """Forget all but the first num_kept positions of the last step_many."""
+        assert 0 <= num_kept <= self._num_proposed, f"{num_kept} of {self._num_proposed}"
+        self._cache.truncate(self._cache.num_tokens - self._num_proposed + num_kept)
+        self._num_proposed = 0
+
+    def snapshot(self) -> PositionImage:
+        """The position as an image."""
+        return PositionImage(self._cache.num_tokens)
+
+    def restore(self, image: StateImage) -> None:
+        """Go to a position whose rows are in place."""
+        self._cache.commit(image.position)
+
+    def _step(self, token_id: int, column: int) -> NDArray[np.float32]:
         residual = self._run_layers(torch.tensor([token_id], device=self._device))
         self._cache.commit(self._cache.num_tokens + 1)
-        return self._logits(residual)
+        return self._logits(residual, column)
 
     def _run_layers(self, ids: torch.Tensor) -> torch.Tensor:
         """The residual stream [T, C] behind the last layer; the cache holds the rows but does not count them yet."""
@@ -107,7 +156,8 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rmsnorm(x, weight, eps=self._spec.norm_eps, offset=self._spec.norm_offset)
 
-    def _logits(self, last: torch.Tensor) -> NDArray[np.float32]:
-        self._matrices.head.multiply(self._norm(last, self._weights.final_norm), self._workspace.logits)
-        logits: NDArray[np.float32] = self._workspace.logits[0].cpu().numpy()
+    def _logits(self, last: torch.Tensor, column: int = 0) -> NDArray[np.float32]:
+        out = self._workspace.logits[column : column + 1]
+        self._matrices.head.multiply(self._norm(last, self._weights.final_norm), out)
+        logits: NDArray[np.float32] = out[0].cpu().numpy()
         return logits

@@ -39,19 +39,24 @@ class DecoderHandles:
 
 
 def reserve_decoder(
-    builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, context_limit: int, chunk_tokens: int
+    builder: LayoutBuilder,
+    spec: ModelSpec,
+    kv_format: PlainFormat,
+    context_limit: int,
+    chunk_tokens: int,
+    num_drafts: int = 0,
 ) -> DecoderHandles:
     """Plan cache, workspace and expanded matrices of a window of context_limit positions."""
     num_positions = num_columns(context_limit, MIN_BATCH_ROWS)  # room for a batch filled up at the window's end
     cache = reserve_kv(builder, spec, kv_format, num_positions)
-    workspace = reserve_workspace(builder, spec, max(chunk_tokens, MIN_BATCH_ROWS), num_positions)
+    workspace = reserve_workspace(builder, spec, max(chunk_tokens, MIN_BATCH_ROWS), num_positions, 1 + num_drafts)
     return DecoderHandles(cache, workspace, reserve_expanded(builder, spec))
 
 
 def reserve_workspace(
-    builder: LayoutBuilder, spec: ModelSpec, chunk_tokens: int, num_positions: int
+    builder: LayoutBuilder, spec: ModelSpec, chunk_tokens: int, num_positions: int, num_logits: int
 ) -> WorkspaceHandles:
-    """Plan scratch for chunks of chunk_tokens over a timeline of num_positions."""
+    """Plan scratch for chunks of chunk_tokens over a timeline of num_positions, and num_logits rows of logits."""
     dims = spec.attention
     block_rows = _block_rows(dims.num_heads, num_positions)
     num_scores = dims.num_heads * block_rows * num_positions
@@ -61,7 +66,7 @@ def reserve_workspace(
         attended=builder.reserve("workspace.attended", (chunk_tokens, dims.num_output_cols), "fp32"),
         gate_up=builder.reserve("workspace.gate_up", (chunk_tokens, 2 * spec.intermediate_size), "fp32"),
         scores=builder.reserve("workspace.scores", (num_scores,), "fp32"),
-        logits=builder.reserve("workspace.logits", (1, spec.vocab_size), "fp32"),
+        logits=builder.reserve("workspace.logits", (num_logits, spec.vocab_size), "fp32"),
         block_rows=block_rows,
     )
 

@@ -8,27 +8,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.state.checkpoints import StateImage
+
+__all__ = ["Executor", "Hidden", "Logits", "MtpExecutor", "StateImage"]
+
 Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
 """One position's residual stream behind the final norm [C]."""
-
-
-class StateImage(Protocol):
-    """A copy of everything that rewind cannot undo (recurrent states, convolution columns, pending MTP input).
-
-    Keys and values are not in it: their rows stay in place as long as nobody computes their positions again.
-    """
-
-    @property
-    def position(self) -> int:
-        """Positions the state stands for."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Host bytes it takes; 0 where keys and values are all there is."""
-
-    def is_finite(self) -> bool:
-        """Whether every stored value is."""
 
 
 class Executor(Protocol):
