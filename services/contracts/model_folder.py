@@ -1,11 +1,13 @@
 """A model on disk as engine and gateway share it: one folder, one manifest. Owns names and shapes, reads no file.
 
-    <SOLOIST_HOME>/models/<name>/manifest.json, weights.gguf, tensors.json, tokenizer.json, chat_template.jinja
+    <SOLOIST_HOME>/models/<name>/manifest.json, tokenizer.json, chat_template.jinja, and
+        weights.gguf, tensors.json    a downloaded file, kept as it is, and where each tensor lies in it (the file's own
+                                      header takes seconds to parse, because vocabulary and merges sit in it), or
+        weights.bin, weights.json     an artifact made by `convert`: bytes as the engine holds them, and what they are;
+                                      kv_centres.safetensors beside it when the KV cache was calibrated
 
-The engine's `fetch` writes the folder (to a temporary name, renamed when complete); the gateway reads tokenizer and
-template from it. tensors.json says where each tensor lies in the weights file, so that the engine need not parse the
-file's own header (seconds, because vocabulary and merges sit in it). format_version changes whenever an old reader
-would misread a new folder.
+The engine's `fetch` and `convert` write the folder (to a temporary name, renamed when complete); the gateway reads
+tokenizer and template from it. format_version changes whenever an old reader would misread a new folder.
 """
 
 from msgspec import Struct
@@ -16,6 +18,9 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 WEIGHTS_NAME = "weights.gguf"
 TENSORS_NAME = "tensors.json"
+ARTIFACT_NAME = "weights.bin"
+ARTIFACT_DIRECTORY_NAME = "weights.json"
+CENTRES_NAME = "kv_centres.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 TEMPLATE_NAME = "chat_template.jinja"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from contracts import codec
 from contracts.errors import InvalidRequest, SetupError
 from contracts.model_folder import (
+    ARTIFACT_DIRECTORY_NAME,
+    ARTIFACT_NAME,
     FORMAT_VERSION,
     MANIFEST_NAME,
     TEMPLATE_NAME,
@@ -20,7 +22,9 @@ from contracts.model_folder import (
     TensorDirectory,
 )
 
-FILE_NAMES = (WEIGHTS_NAME, TENSORS_NAME, TOKENIZER_NAME, TEMPLATE_NAME)
+TEXT_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME)
+FILE_NAMES = (WEIGHTS_NAME, TENSORS_NAME, *TEXT_NAMES)
+ARTIFACT_NAMES = (ARTIFACT_NAME, ARTIFACT_DIRECTORY_NAME, *TEXT_NAMES)
 _HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -32,9 +36,14 @@ class ModelFolder:
     manifest: ModelManifest
 
     @property
+    def holds_artifact(self) -> bool:
+        """Whether the weights are an artifact of `convert`, not a downloaded file."""
+        return ARTIFACT_NAME in self.manifest.files
+
+    @property
     def weights_path(self) -> Path:
         """The weights file."""
-        return self.path / WEIGHTS_NAME
+        return self.path / (ARTIFACT_NAME if self.holds_artifact else WEIGHTS_NAME)
 
     @property
     def num_bytes(self) -> int:
@@ -78,8 +87,16 @@ def open_folder(home: Path, name: str) -> ModelFolder:
     path = folder_path(home, name)
     if not (path / MANIFEST_NAME).is_file():
         raise SetupError(f"model {name} is not in {path.parent}; run: ./soloist fetch {name}")
+    return read_folder(path)
+
+
+def read_folder(path: Path) -> ModelFolder:
+    """As open_folder, for a folder anywhere.
+
+    Raises: SetupError naming what is missing.
+    """
     manifest = _read_manifest(path)
-    for file_name in FILE_NAMES:
+    for file_name in ARTIFACT_NAMES if ARTIFACT_NAME in manifest.files else FILE_NAMES:
         if file_name not in manifest.files:
             raise SetupError(f"{path / MANIFEST_NAME} does not list {file_name}; {_fetch_again(path)}")
     for file_name, entry in manifest.files.items():

@@ -9,8 +9,17 @@ import msgspec
 from contracts.errors import SetupError
 from contracts.settings import resolve_home
 from engine.model_home import folder_path, open_folder
-from engine.registry import DEFAULT_MODEL, RegisteredModel, lookup, supported_names
+from engine.registry import (
+    DEFAULT_MODEL,
+    BundledSource,
+    HubSource,
+    PackageSource,
+    RegisteredModel,
+    lookup,
+    supported_names,
+)
 from engine.settings import read_environment
+from engine.weights.reserve import recipe_bytes
 
 
 class ModelRow(msgspec.Struct, frozen=True):
@@ -42,7 +51,7 @@ def list_models(home: Path) -> Listing:
 
 def _row(model: RegisteredModel, home: Path) -> ModelRow:
     spec, path = model.spec, folder_path(home, model.spec.name)
-    present, num_bytes, fault = False, model.source.file_bytes, None
+    present, num_bytes, fault = False, _expected_bytes(model), None
     if path.exists():
         try:
             folder = open_folder(home, spec.name)
@@ -57,10 +66,27 @@ def _row(model: RegisteredModel, home: Path) -> ModelRow:
         family=spec.family,
         context_limit=spec.context_limit,
         license=model.source.license,
-        source=f"{model.source.package}=={model.source.version}",
+        source=_describe_source(model),
         path=str(path),
         fault=fault,
     )
+
+
+def _expected_bytes(model: RegisteredModel) -> int:
+    """What the weights take once they are here."""
+    return (
+        model.source.file_bytes if isinstance(model.source, PackageSource) else recipe_bytes(model.spec, model.recipe)
+    )
+
+
+def _describe_source(model: RegisteredModel) -> str:
+    match model.source:
+        case PackageSource() as source:
+            return f"{source.package}=={source.version}"
+        case HubSource() as source:
+            return f"hub:{source.repository}"
+        case BundledSource() as source:
+            return f"bundled:{source.folder}"
 
 
 def _render(listing: Listing) -> str:

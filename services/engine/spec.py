@@ -4,12 +4,14 @@ One decoder runs every registered model by reading a ModelSpec. Registry entries
 tiny ones of their own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 LayerKind = Literal["attention", "delta"]
 Family = Literal["llama", "qwen3_5"]
 KvFormat = Literal["fp32", "bf16", "int8", "rk4v4-e8"]
+RecipeName = Literal["exact", "balanced", "compact"]
+"""How a model's weights are made smaller when it is converted; `weights/recipe` says what each does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class ModelSpec:
 
     family names how its checkpoints spell and lay out tensors; the schedule alone decides what runs.
     norm_offset is added to the stored RMSNorm weight (1.0 where checkpoints hold zero-centred weights).
-    context_limit counts prompt and output tokens together.
+    context_limit counts prompt and output tokens together. dead_token_rows: rows at the end of the vocabulary that no
+    token id uses, whose logits must never win.
     """
 
     name: str
@@ -92,6 +95,7 @@ class ModelSpec:
     context_limit: int
     mtp_layers: int
     default_kv_format: KvFormat
+    dead_token_rows: int = 0
 
     def __post_init__(self) -> None:
         assert ("delta" in self.schedule) == (self.delta is not None), "delta dims go with delta layers"
@@ -105,3 +109,13 @@ class ModelSpec:
     def num_attention_layers(self) -> int:
         """Layers that keep keys and values for every position."""
         return self.schedule.count("attention")
+
+
+def describe_differences(wanted: ModelSpec, found: ModelSpec, *, ignore: frozenset[str] = frozenset({"name"})) -> str:
+    """The fields in which two specs differ, as "field: found, expected wanted"; empty when they are equal."""
+    pairs = [
+        (field.name, getattr(found, field.name), getattr(wanted, field.name))
+        for field in fields(ModelSpec)
+        if field.name not in ignore
+    ]
+    return "; ".join(f"{name}: {have!r}, expected {want!r}" for name, have, want in pairs if have != want)

@@ -1,6 +1,6 @@
 """`python -m engine.fetch NAME [--verify]`: puts a model into the home folder. Owns arguments, signals and exit codes.
 
-Exit codes: 0 the folder is whole; 1 it could not be made, nothing half-made is left; 2 the model is not supported.
+Exit codes: 0 the folder is whole; 1 it could not be made, no half-made folder is left; 2 the model is not supported.
 Progress and errors go to stderr.
 """
 
@@ -12,8 +12,8 @@ from types import FrameType
 from contracts.errors import SetupError
 from contracts.settings import resolve_home
 from engine.fetch.install import ensure_model
-from engine.fetch.progress import ProgressLine
-from engine.registry import lookup, supported_names
+from engine.progress import ProgressLine
+from engine.registry import HubSource, lookup, supported_names
 from engine.settings import read_environment
 
 OK, FAILED, REFUSED = 0, 1, 2
@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
     except SetupError as error:
         return _end(progress, FAILED, error.message)
     except KeyboardInterrupt:
-        return _end(progress, FAILED, f"fetching {options.name} was interrupted; nothing was kept")
+        kept = "what is done was kept" if isinstance(model.source, HubSource) else "nothing was kept"
+        return _end(progress, FAILED, f"fetching {options.name} was interrupted; {kept}")
     return _end(progress, OK, f"{options.name} is in {folder.path} ({folder.num_bytes} bytes)")
 
 

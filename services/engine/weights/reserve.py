@@ -1,19 +1,14 @@
-"""Which regions of the memory plan the weights take. Owns their order; moves no byte, imports no torch.
+"""Which regions of the memory plan the weights take. Owns the way from a checkpoint or a recipe to a plan; no torch.
 
 binding.load_weights fills exactly the regions listed here, so planned and bound bytes are equal by construction.
 """
 
-from collections.abc import Mapping
-
-from contracts.errors import SetupError
 from engine.memory.layout import LayoutBuilder
-from engine.spec import ModelSpec
+from engine.spec import ModelSpec, RecipeName
 from engine.weights.checkpoint import Checkpoint
-from engine.weights.forms import MatrixForm, matrix_regions
-from engine.weights.need import DecoderNeed
+from engine.weights.recipe import recipe_forms
+from engine.weights.reserve_order import reserve_regions
 from engine.weights.schema import decoder_need
-
-EMBEDDING_REGION = "weights.embedding"
 
 
 def reserve_weights(
@@ -28,20 +23,19 @@ def reserve_weights(
     reserve_regions(spec, need, checkpoint.forms(spec, need), builder, embedding_builder)
 
 
-def reserve_regions(
-    spec: ModelSpec,
-    need: DecoderNeed,
-    forms: Mapping[str, MatrixForm],
-    builder: LayoutBuilder,
-    embedding_builder: LayoutBuilder | None = None,
+def reserve_recipe(
+    spec: ModelSpec, recipe: RecipeName, builder: LayoutBuilder, embedding_builder: LayoutBuilder | None = None
 ) -> None:
-    """Reserve the regions that the forms take; see reserve_weights."""
-    if embedding_builder is not None and spec.tied_embedding:
-        raise SetupError(f"{spec.name} uses its embedding as head: it cannot lie apart from the other weights")
-    for matrix in need.matrices():
-        apart = embedding_builder is not None and matrix.region == EMBEDDING_REGION
-        target = embedding_builder if embedding_builder is not None and apart else builder
-        for region in matrix_regions(matrix, forms[matrix.region]):
-            target.reserve(region.name, region.shape, region.dtype)
-    for vector in need.vectors():
-        builder.reserve(vector.region, vector.shape, "fp32")
+    """Reserve what an artifact of the spec takes when it is made with the recipe, without having one.
+
+    Equal to reserve_weights on that artifact where its source keeps small matrices in bf16, as the published ones do.
+    """
+    need = decoder_need(spec)
+    reserve_regions(spec, need, recipe_forms(spec, need, recipe), builder, embedding_builder)
+
+
+def recipe_bytes(spec: ModelSpec, recipe: RecipeName) -> int:
+    """Bytes of the weights in an artifact of the spec made with the recipe."""
+    builder = LayoutBuilder()
+    reserve_recipe(spec, recipe, builder)
+    return builder.plan().total_bytes

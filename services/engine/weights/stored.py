@@ -6,7 +6,7 @@ from contracts.errors import SetupError
 from engine.spec import ModelSpec
 from engine.weights.check import check_source
 from engine.weights.fill import Progress, RegionSink, fill_matrix, fill_vector
-from engine.weights.forms import DenseForm, MatrixForm
+from engine.weights.forms import DenseDType, DenseForm, MatrixForm
 from engine.weights.gguf_file import GgufFile
 from engine.weights.gguf_source import GgufSource
 from engine.weights.need import DecoderNeed, MatrixNeed
@@ -56,7 +56,13 @@ def stored_form(need: MatrixNeed, source: TensorSource) -> MatrixForm:
     if any(part.packed is not None for part in parts):
         listed = ", ".join(f"{part.spelling} as {part.kind}" for part in parts)
         raise SetupError(f"{source.path}: {need.region} stacks parts that are stored differently: {listed}")
-    return DenseForm("bf16" if all(part.precision == "bf16" for part in parts) else "fp32")
+    return DenseForm(dense_dtype(need, source))
+
+
+def dense_dtype(need: MatrixNeed, source: TensorSource) -> DenseDType:
+    """The dtype that holds a matrix's numbers without loss."""
+    parts = [source.tensors[part.tensor] for part in need.parts]
+    return "bf16" if all(part.precision == "bf16" for part in parts) else "fp32"
 
 
 def stored_gguf(file: GgufFile) -> StoredWeights:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,9 +31,12 @@ def run(module: str, *arguments: str, env: dict[str, str]) -> subprocess.Complet
 
 
 def test_unknown_model_is_refused_with_the_list(tmp_path: Path) -> None:
-    done = run("engine.fetch", "qwen3.5-27b", env=environment(tmp_path / "home"))
+    done = run("engine.fetch", "qwen3-32b", env=environment(tmp_path / "home"))
     assert done.returncode == 2
-    assert done.stderr == "model 'qwen3.5-27b' is not supported by this version; supported: smollm2-135m\n"
+    assert done.stderr == (
+        "model 'qwen3-32b' is not supported by this version; supported: qwen3.5-0.8b, qwen3.5-27b, qwen3.5-2b, "
+        "qwen3.5-4b, qwen3.5-9b, qwen3.6-27b, qwen3.8-27b, smollm2-135m, tiny-hybrid\n"
+    )
     assert not (tmp_path / "home").exists()
 
 
@@ -89,18 +93,28 @@ def test_fetch_after_a_killed_one_cleans_up(tmp_path: Path, stalling_index: Pack
 
 
 def test_commands_import_no_torch() -> None:
-    code = "import sys, engine.fetch.__main__, engine.models; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine.fetch.__main__, engine.convert.__main__, engine.models; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SERVICES)}, check=True)
+
+
+def rows_by_name(env: dict[str, str]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(run("engine.models", "--json", env=env).stdout)["models"]}
 
 
 def test_models_lists_what_is_absent_and_damaged(tmp_path: Path) -> None:
     env = environment(tmp_path)
-    (row,) = json.loads(run("engine.models", "--json", env=env).stdout)["models"]
-    assert row["name"] == NAME and row["default"] and not row["present"] and row["fault"] is None
+    rows = rows_by_name(env)
+    assert [name for name, row in rows.items() if row["default"]] == [NAME]
+    row = rows[NAME]
+    assert not row["present"] and row["fault"] is None
     assert row["bytes"] == 98362432 and row["license"] == "Apache-2.0"
+    assert rows["tiny-hybrid"]["source"] == "bundled:tiny-hybrid" and rows["tiny-hybrid"]["bytes"] < 8e6
+    large = rows["qwen3.8-27b"]
+    assert large["source"] == "hub:Qwen/Qwen3.8-27B" and large["context_limit"] == 262144
+    assert 15.5 * 2**30 < large["bytes"] < 16.5 * 2**30, "what the recipe makes, not the download"
     assert f"{NAME} (default): absent, 98 MB, context 8192" in run("engine.models", env=env).stdout
     (tmp_path / "models" / NAME).mkdir(parents=True)
-    (row,) = json.loads(run("engine.models", "--json", env=env).stdout)["models"]
+    row = rows_by_name(env)[NAME]
     assert not row["present"] and "run: ./soloist fetch" in row["fault"]
     assert "damaged" in run("engine.models", env=env).stdout
 
@@ -108,7 +122,7 @@ def test_models_lists_what_is_absent_and_damaged(tmp_path: Path) -> None:
 @pytest.mark.weights
 def test_present_model_is_listed_and_kept(smollm2_folder: Path) -> None:
     env = environment(smollm2_folder.parent.parent)
-    (row,) = json.loads(run("engine.models", "--json", env=env).stdout)["models"]
+    row = rows_by_name(env)[NAME]
     assert row["present"] and row["path"] == str(smollm2_folder)
     assert row["bytes"] == sum(
         path.stat().st_size

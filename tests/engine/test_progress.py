@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from engine.fetch.progress import ProgressLine
+from engine.progress import ProgressLine
 
 
 class Terminal(io.StringIO):
