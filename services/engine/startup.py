@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from contracts.engine_info import MemoryReport, Region
+from contracts.engine_info import MemoryReport
 from contracts.errors import SetupError
 from contracts.model_folder import TOKENIZER_NAME
 from engine.engine import Engine, Identity
@@ -21,6 +21,7 @@ from engine.memory.layout import LayoutBuilder, MemoryPlan, WayToFit
 from engine.model.decoder import Decoder, require_runnable
 from engine.model.reserve import DecoderHandles, reserve_decoder
 from engine.model_home import ModelFolder, open_folder
+from engine.regions import group_regions
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
 from engine.spec import ModelSpec
@@ -115,13 +116,9 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
 
 
 def report_memory(plan: EnginePlan) -> MemoryReport:
-    """The plan's regions with those of all layers added up, which is how people read it."""
-    sums: dict[str, int] = {}
-    for region in plan.memory.regions:
-        group = ".".join(region.name.split(".")[:2])
-        sums[group] = sums.get(group, 0) + region.bytes
+    """The plan's regions in the groups that people read, as `plan` shows them."""
     left_bytes = None if plan.budget_bytes is None else plan.budget_bytes - plan.memory.total_bytes
-    return MemoryReport([Region(name, size) for name, size in sums.items()], plan.memory.total_bytes, left_bytes)
+    return MemoryReport(group_regions(plan.spec, plan.memory), plan.memory.total_bytes, left_bytes)
 
 
 def _resolve_window(settings: EngineSettings, spec: ModelSpec) -> Window:
