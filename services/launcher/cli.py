@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from contracts.plan_arguments import memory_parser, split_kind
 from launcher.chat import stream_answer
 from launcher.console import Console
 from launcher.control import show_status, stop_stack
@@ -111,6 +112,8 @@ def build_parser() -> argparse.ArgumentParser:
     chat = add("chat", "ask the running stack one question and print the answer as it comes")
     chat.add_argument("text", help="the question")
     chat.add_argument("--url", help="server to ask (default: the stack of this home, else port 8000)")
+    # Their options are plan_arguments'; this entry is for the list of verbs.
+    add("plan", "say what a model takes of a card's memory and whether it fits")
     _add_json(add("doctor", "check whether the stack can start here", "Exit code 0 when it can, 1 otherwise."))
     bench = add("bench", "measure speed", "Further arguments go to the benchmark; try `bench decode --help`.")
     bench.add_argument("what", choices=("decode", "prefill", "gateway"), help="what to measure")
@@ -118,10 +121,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
-    """The verb's options, and what belongs to pytest or a benchmark."""
+    """The verb's options, and what belongs to pytest, a benchmark or the planner (checked here already)."""
     parser = build_parser()
     if arguments[:1] == ["bench"] and arguments[1:2] != []:
         return parser.parse_args(arguments[:2]), arguments[2:]
+    if arguments[:1] == ["plan"]:
+        _, own = split_kind(arguments[1:])
+        memory_parser("soloist plan").parse_args(own)
+        return parser.parse_args(["plan"]), arguments[1:]
     options, extra = parser.parse_known_args(arguments)
     if extra and options.verb != "test":
         parser.error(f"unrecognised arguments: {' '.join(extra)}")
@@ -187,6 +194,11 @@ def _fetch(options: argparse.Namespace, _extra: Sequence[str], context: Context)
     return _become((*context.choose(context.settings).fetch, options.model), context.settings)
 
 
+def _plan(_options: argparse.Namespace, extra: Sequence[str], context: Context) -> int:
+    context.prepare()
+    return _become((*context.choose(context.settings).plan, *extra), context.settings)
+
+
 def _chat(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
     record = None if options.url else read_state(context.settings.run_folder)
     url = options.url or (record.url if record else f"http://127.0.0.1:{DEFAULT_PORT}")
@@ -229,6 +241,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str], Context], int]] =
     "test": _test,
     "models": _models,
     "fetch": _fetch,
+    "plan": _plan,
     "chat": _chat,
     "doctor": _doctor,
     "bench": _bench,

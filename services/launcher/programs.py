@@ -25,6 +25,7 @@ class Programs:
     gateway: tuple[str, ...]
     fetch: tuple[str, ...]
     models: tuple[str, ...]
+    plan: tuple[str, ...]
     redis: tuple[str, ...] | None
 
 
@@ -39,6 +40,7 @@ def choose_programs(settings: LauncherSettings) -> Programs:
         gateway=(python, "-m", "gateway"),
         fetch=(python, "-m", "engine.fetch"),
         models=(python, "-m", "engine.models"),
+        plan=(python, "-m", "engine.plan"),
         redis=(server,) if server is not None else None,
     )
 

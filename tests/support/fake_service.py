@@ -1,6 +1,6 @@
-"""A small program in the place of engine, gateway, Redis, fetch or models, for tests of the launcher. Runs by path.
+"""A small program in the place of engine, gateway, Redis, fetch and so on, for tests of the launcher. Runs by path.
 
-    python fake_service.py engine|gateway|redis|fetch|models [ARGUMENT...]
+    python fake_service.py engine|gateway|redis|fetch|models|plan [ARGUMENT...]
 
 What it does is told by FAKE_<NAME>, words separated by commas: load=S (not ready for S seconds), die=S (exit 7 after S
 seconds), refuse (exit 2 at once), deaf (ignores SIGTERM), child (starts a child of its own), slow=S (takes S to stop),
@@ -117,6 +117,9 @@ def main(name: str, arguments: list[str]) -> int:
     if name == "models":
         sys.stdout.write(json.dumps({"models": [{"name": "smollm2-135m", "present": False, "fault": None}]}) + "\n")
         return 0
+    if name == "plan":
+        sys.stdout.write(json.dumps(arguments) + "\n")
+        return 2
     port = int(arguments[arguments.index("--port") + 1] if name == "redis" else os.environ[f"{name.upper()}_PORT"])
     serve(name, port)
     return 0

@@ -22,6 +22,7 @@ def choose_fakes(_settings: LauncherSettings) -> Programs:
         gateway=service("gateway"),
         fetch=service("fetch"),
         models=service("models"),
+        plan=service("plan"),
         redis=service("redis"),
     )
 

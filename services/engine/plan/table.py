@@ -16,7 +16,7 @@ def render(report: MemoryDocument) -> str:
     if report.host_regions:
         lines += ["", _row("in host memory, not on the device", report.host_bytes)]
         lines += [_row(f"  {region.name}", region.bytes) for region in report.host_regions]
-    return "\n".join([*lines, "", *_verdict(report)]) + "\n"
+    return "\n".join([*lines, "", *_sources(report), "", *_verdict(report)]) + "\n"
 
 
 def _head(report: MemoryDocument) -> list[str]:
@@ -35,10 +35,16 @@ def _head(report: MemoryDocument) -> list[str]:
 def _device(report: MemoryDocument) -> list[str]:
     rows = [
         f"{'':{_NAME_COLUMNS}}{'bytes':>{_BYTE_COLUMNS}}{'GiB':>10}",
-        _row("device", report.device.total_bytes, report.device.source),
+        _row("device", report.device.total_bytes, "[1]"),
     ]
-    rows += [_row(f"- {line.name}", line.bytes, f"{line.basis}: {line.source}") for line in report.reserves]
+    for number, line in enumerate(report.reserves, start=2):
+        rows.append(_row(f"- {line.name}", line.bytes, f"{line.basis} [{number}]"))
     return [*rows, _row("usable by the arena", report.usable_bytes)]
+
+
+def _sources(report: MemoryDocument) -> list[str]:
+    texts = [report.device.source, *(line.source for line in report.reserves)]
+    return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
 
 def _arena(report: MemoryDocument) -> list[str]:
