@@ -24,8 +24,10 @@ from contracts.generate import (
 )
 from engine import VERSION
 from engine.rates import RateMeter
-from engine.runtime.generation import Generation, Job, LiveSequence
+from engine.runtime.generation import Generation, LiveSequence
 from engine.runtime.interrupt import Ending
+from engine.runtime.job import Job
+from engine.runtime.speculate import Speculation
 from engine.validate import RequestLimits, make_job
 
 Sink = Callable[[Event], None]
@@ -43,6 +45,7 @@ class Identity:
     family: str
     tokenizer_sha256: str
     kv_format: str
+    speculation: str
     executor: str
     memory: MemoryReport
 
@@ -61,6 +64,7 @@ class Engine:
     def __init__(
         self,
         sequence: LiveSequence,
+        speculation: Speculation,
         identity: Identity,
         limits: RequestLimits,
         is_fatal: Callable[[BaseException], bool],
@@ -68,6 +72,7 @@ class Engine:
     ) -> None:
         """is_fatal says which errors leave the device unusable; on_fatal is called once after such a one."""
         self._sequence: Final = sequence
+        self._speculation: Final = speculation
         self._identity: Final = identity
         self._limits: Final = limits
         self._is_fatal = is_fatal
@@ -95,12 +100,15 @@ class Engine:
             self._refuse_duplicate(request.request_id)
             if self._waiting is not None:
                 raise EngineBusy("the engine runs one request and one waits", retry_after_s=_BUSY_RETRY_S)
-            self._waiting = ticket
-            self._changed.notify_all()
+            if self._running is None:
+                self._running = ticket
+                self._changed.notify_all()
+            else:
+                self._waiting = ticket
         return ticket
 
     def cancel(self, request_id: str, cancel: CancelRequest) -> None:
-        """Stop a request within one chunk or one token; what it computed stays.
+        """Stop a request within one chunk or one round; what it computed stays.
 
         Raises: StaleLease; NotFound when no such request runs or waits.
         """
@@ -129,7 +137,7 @@ class Engine:
             tokenizer_sha256=identity.tokenizer_sha256,
             stop_token_ids=list(self._limits.stop_token_ids),
             kv_format=identity.kv_format,
-            speculation="none",
+            speculation=identity.speculation,
             executor=identity.executor,
             memory=identity.memory,
             rates=Rates(self._rates.prefill_tok_s, self._rates.decode_tok_s),
@@ -186,20 +194,19 @@ class Engine:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while self._waiting is None and not self._closing:
+                while self._running is None and not self._closing:
                     self._changed.wait()
-                self._running, self._waiting = self._waiting, None
-                if self._running is None:
-                    return
                 ticket = self._running
+            if ticket is None:
+                return
             last = self._run(ticket)
             with self._changed:
-                self._running = None
+                self._running, self._waiting = self._waiting, None
             ticket.sink(last)
 
     def _run(self, ticket: Ticket) -> Event:
         """Pass on every event but the last, which is returned: the lane is free before the caller hears of the end."""
-        generation = Generation(ticket.job, self._sequence, self._limits.vocab_size)
+        generation = Generation(ticket.job, self._sequence, self._limits.vocab_size, self._speculation)
         try:
             for event in generation.run():
                 if isinstance(event, Finished):

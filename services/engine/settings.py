@@ -31,6 +31,10 @@ class EngineSettings(Struct, frozen=True):
     memory_bytes: Annotated[int, Meta(ge=1)] | None = None
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     chunk_tokens: Annotated[int, Meta(ge=64, le=65536, multiple_of=64)] = 512
+    speculation: Literal["auto", "off", "ngram", "mtp"] = "auto"
+    drafts: Annotated[str, Meta(pattern="^(auto|[0-5])$")] = "auto"
+    repetition_guard: Literal["on", "off"] = "on"
+    checkpoint_bytes: Annotated[int, Meta(ge=0)] | None = None
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 16 << 20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -47,6 +51,11 @@ Serve one model as token ids in, token events out. Settings are environment vari
   ENGINE_MEMORY_BYTES    the most the memory plan may take (what the machine has free)
   ENGINE_THREADS         threads of the prefill (CPUs this process may use)
   ENGINE_CHUNK_TOKENS    the most prompt tokens computed at once, a multiple of 64 (512)
+  ENGINE_SPECULATION     auto, off, ngram (repeat what the text did before) or mtp (the model's own head); replies
+                         are the same with all of them (auto: mtp, else ngram, where several tokens cost less at once)
+  ENGINE_DRAFTS          auto or 0 to 5: tokens guessed in a round (auto: 3)
+  ENGINE_REPETITION_GUARD  on or off: end a reply that repeats one block of tokens for 1,024 to 4,096 tokens (on)
+  ENGINE_CHECKPOINT_BYTES  host memory for recurrent states to go back to (a quarter of what is available)
   ENGINE_MAX_BODY_BYTES  the largest request body (16777216)
   ENGINE_LOG_LEVEL       debug, info, warning or error (info)
   SOLOIST_HOME           where model folders are ($XDG_CACHE_HOME/soloist, else ~/.cache/soloist)

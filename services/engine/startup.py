@@ -6,7 +6,7 @@ takes memory of the plan's kind afterwards.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from engine.regions import group_regions
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
 from engine.spec import ModelSpec
+from engine.speculation import DraftChoice, choose_drafts, count_checkpoints, make_speculation
 from engine.state.reserve import PlainFormat, plain_format
 from engine.validate import RequestLimits
 from engine.weights.binding import load_weights
@@ -48,6 +49,7 @@ class Window:
     context_limit: int
     kv_format: PlainFormat
     chunk_tokens: int
+    num_drafts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +60,13 @@ class EnginePlan:
     folder: ModelFolder
     checkpoint: Checkpoint
     window: Window
+    drafts: DraftChoice
     device: torch.device
     memory: MemoryPlan
     handles: DecoderHandles
     budget_bytes: int | None
+    checkpoint_bytes: int | None
+    guards_repetition: bool
     threads: int
 
 
@@ -76,14 +81,28 @@ def plan_engine(config: EngineConfig, spec: ModelSpec) -> EnginePlan:
     require_runnable(spec)
     folder = open_folder(config.home, spec.name)
     checkpoint = open_weights(folder)
-    window = _resolve_window(settings, spec)
+    drafts = choose_drafts(settings, spec, shares_columns=Decoder.shares_columns)
+    window = _resolve_window(settings, spec, drafts.num_drafts)
     device = _resolve_device(settings)
     threads = _resolve_threads(settings)
     memory, handles = _lay_out(spec, checkpoint, window)
     budget_bytes = _resolve_budget(settings, device)
     if budget_bytes is not None:
         memory.require_fit(budget_bytes, _ways_to_fit(spec, checkpoint, window, memory.total_bytes))
-    return EnginePlan(spec, folder, checkpoint, window, device, memory, handles, budget_bytes, threads)
+    return EnginePlan(
+        spec=spec,
+        folder=folder,
+        checkpoint=checkpoint,
+        window=window,
+        drafts=drafts,
+        device=device,
+        memory=memory,
+        handles=handles,
+        budget_bytes=budget_bytes,
+        checkpoint_bytes=settings.checkpoint_bytes,
+        guards_repetition=settings.repetition_guard == "on",
+        threads=threads,
+    )
 
 
 def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], None]) -> Engine:
@@ -99,8 +118,10 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
     )
     decoder = Decoder(plan.spec, weights, arena, plan.handles)
     on_progress(_EXPANDED_SHARE)
-    session = Session(decoder, plan.window.context_limit, plan.window.chunk_tokens)
-    _warm_up(session, plan.window.context_limit)
+    context_limit = plan.window.context_limit
+    num_checkpoints = count_checkpoints(decoder, context_limit, plan.checkpoint_bytes, free_memory_bytes())
+    session = Session(decoder, context_limit, plan.window.chunk_tokens, num_checkpoints)
+    _warm_up(session, context_limit)
     on_progress(1.0)
     manifest = plan.folder.manifest
     identity = Identity(
@@ -108,11 +129,13 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
         family=manifest.family,
         tokenizer_sha256=manifest.files[TOKENIZER_NAME].sha256,
         kv_format=plan.window.kv_format,
+        speculation=plan.drafts.label,
         executor=decoder.name,
         memory=report_memory(plan),
     )
-    limits = RequestLimits(plan.window.context_limit, manifest.vocab_size, tuple(manifest.stop_token_ids))
-    return Engine(session, identity, limits, is_fatal=_is_device_lost, on_fatal=on_fatal)
+    limits = RequestLimits(context_limit, manifest.vocab_size, tuple(manifest.stop_token_ids), plan.guards_repetition)
+    speculation = make_speculation(plan.drafts, decoder)
+    return Engine(session, speculation, identity, limits, is_fatal=_is_device_lost, on_fatal=on_fatal)
 
 
 def report_memory(plan: EnginePlan) -> MemoryReport:
@@ -121,12 +144,12 @@ def report_memory(plan: EnginePlan) -> MemoryReport:
     return MemoryReport(group_regions(plan.spec, plan.memory), plan.memory.total_bytes, left_bytes)
 
 
-def _resolve_window(settings: EngineSettings, spec: ModelSpec) -> Window:
+def _resolve_window(settings: EngineSettings, spec: ModelSpec, num_drafts: int) -> Window:
     context = spec.context_limit if settings.context is None else settings.context
     if context > spec.context_limit:
         raise SetupError(f"ENGINE_CONTEXT is {context}, {spec.name} has a window of {spec.context_limit}")
     wanted = spec.default_kv_format if settings.kv_format == "auto" else settings.kv_format
-    return Window(context, plain_format(wanted), settings.chunk_tokens)
+    return Window(context, plain_format(wanted), settings.chunk_tokens, num_drafts)
 
 
 def _resolve_device(settings: EngineSettings) -> torch.device:
@@ -164,7 +187,9 @@ def _resolve_budget(settings: EngineSettings, device: torch.device) -> int | Non
 def _lay_out(spec: ModelSpec, checkpoint: Checkpoint, window: Window) -> tuple[MemoryPlan, DecoderHandles]:
     builder = LayoutBuilder()
     reserve_weights(spec, checkpoint, builder)
-    handles = reserve_decoder(builder, spec, window.kv_format, window.context_limit, window.chunk_tokens)
+    handles = reserve_decoder(
+        builder, spec, window.kv_format, window.context_limit, window.chunk_tokens, window.num_drafts
+    )
     return builder.plan(), handles
 
 
@@ -174,15 +199,16 @@ def _ways_to_fit(spec: ModelSpec, checkpoint: Checkpoint, window: Window, total_
     def way(change: str, smaller: Window) -> WayToFit:
         return WayToFit(change, total_bytes - _lay_out(spec, checkpoint, smaller)[0].total_bytes)
 
-    context, kv_format, chunk = window.context_limit, window.kv_format, window.chunk_tokens
     ways = []
-    if kv_format == "fp32":
-        ways.append(way("ENGINE_KV_FORMAT=bf16", Window(context, "bf16", chunk)))
-    if chunk > 64:
-        ways.append(way("ENGINE_CHUNK_TOKENS=64", Window(context, kv_format, 64)))
-    smaller = context // 2
+    if window.kv_format == "fp32":
+        ways.append(way("ENGINE_KV_FORMAT=bf16", replace(window, kv_format="bf16")))
+    if window.chunk_tokens > 64:
+        ways.append(way("ENGINE_CHUNK_TOKENS=64", replace(window, chunk_tokens=64)))
+    if window.num_drafts:
+        ways.append(way("ENGINE_DRAFTS=0", replace(window, num_drafts=0)))
+    smaller = window.context_limit // 2
     while smaller >= _MIN_CONTEXT:
-        ways.append(way(f"ENGINE_CONTEXT={smaller}", Window(smaller, kv_format, chunk)))
+        ways.append(way(f"ENGINE_CONTEXT={smaller}", replace(window, context_limit=smaller)))
         smaller //= 2
     return ways
 

@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 
 from contracts.errors import ContextTooLong, InvalidRequest, Unsupported
 from contracts.generate import GenerateRequest
-from engine.runtime.generation import Job
 from engine.runtime.interrupt import Interrupt
+from engine.runtime.job import Job
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """The model's numbers a request must respect; vocab_size is the tokenizer's."""
+    """What holds for every request: the model's numbers (vocab_size is the tokenizer's), and the guard of replies."""
 
     context_limit: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    guards_repetition: bool = True
 
 
 def make_job(request: GenerateRequest, limits: RequestLimits) -> Job:
@@ -33,6 +34,7 @@ def make_job(request: GenerateRequest, limits: RequestLimits) -> Job:
     """
     _refuse_missing_features(request)
     ids = _check_ids(request, limits)
+    _check_checkpoints(request)
     output_start = len(ids) if request.output_start is None else request.output_start
     if output_start > len(ids):
         raise InvalidRequest(f"output_start is {output_start}, beyond the {len(ids)} token_ids", param="output_start")
@@ -46,6 +48,7 @@ def make_job(request: GenerateRequest, limits: RequestLimits) -> Job:
         output_start=output_start,
         max_tokens=min(request.max_new_tokens, limits.context_limit - output_start),
         stop_token_ids=frozenset(limits.stop_token_ids).union(request.stop_token_ids),
+        guards_repetition=limits.guards_repetition,
         interrupt=Interrupt(),
         arrived_s=time.monotonic(),
     )
@@ -71,6 +74,21 @@ def _check_ids(request: GenerateRequest, limits: RequestLimits) -> NDArray[np.in
         if not 0 <= token_id < limits.vocab_size:
             raise _outside_vocabulary("sampling.logit_bias", token_id, limits)
     return ids
+
+
+def _check_checkpoints(request: GenerateRequest) -> None:
+    before = 0
+    for index, position in enumerate(request.checkpoints):
+        if position < before:
+            raise InvalidRequest(
+                f"checkpoints[{index}] is {position}, below {before} before it", param=f"checkpoints[{index}]"
+            )
+        before = position
+    if before > len(request.token_ids):
+        raise InvalidRequest(
+            f"checkpoints[{len(request.checkpoints) - 1}] is {before}, beyond the {len(request.token_ids)} token_ids",
+            param=f"checkpoints[{len(request.checkpoints) - 1}]",
+        )
 
 
 def _to_array(ids: list[int]) -> NDArray[np.int64]:

@@ -61,6 +61,7 @@ class Decoder:
 
     shares_columns: ClassVar[bool] = False  # one row after the other, as single steps, for the same bits
     can_rewind: ClassVar[bool] = True
+    mtp: ClassVar[None] = None
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, arena: Arena, handles: DecoderHandles) -> None:
         """Effects: fills the expanded regions; takes a second for 135 M weights."""

@@ -10,11 +10,32 @@ from numpy.typing import NDArray
 
 from engine.state.checkpoints import StateImage
 
-__all__ = ["Executor", "Hidden", "Logits", "MtpExecutor", "StateImage"]
+__all__ = ["Executor", "Hidden", "Logits", "MtpHead", "StateImage"]
 
 Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
 """One position's residual stream behind the final norm [C]."""
+
+
+class MtpHead(Protocol):
+    """A multi-token-prediction head beside its executor. What it holds never changes a token, only guesses.
+
+    Rows of the head's own cache for positions that the target computed are the executor's business: it fills them from
+    the target's hidden states, in prefill as well.
+    """
+
+    @property
+    def hidden(self) -> Hidden:
+        """The target's hidden state at position num_tokens - 1; after a prefill with logits, a step, a rollback."""
+
+    def draft_logits(self, hidden: Hidden, token_id: int) -> tuple[Logits, Hidden]:
+        """The head's view of what follows token_id, which follows the position that hidden is of.
+
+        A round's first call passes the property `hidden` and the pending token (the id of position num_tokens); each
+        later call passes what the call before returned and its guess. Calls in a row stand for consecutive positions;
+        the next prefill, step, step_many, rewind or restore ends the round and forgets its rows.
+        Shapes:  returns [vocab] logits, valid until the next call, and the head's normalised output [C].
+        """
 
 
 class Executor(Protocol):
@@ -45,6 +66,10 @@ class Executor(Protocol):
     @property
     def can_rewind(self) -> bool:
         """Whether rewind reaches every earlier position. Where not, images are the way back and are worth keeping."""
+
+    @property
+    def mtp(self) -> MtpHead | None:
+        """The multi-token-prediction head, if its weights are loaded; may be the executor itself."""
 
     def prefill(self, ids: NDArray[np.int64], *, want_logits: bool) -> Logits | None:
         """Compute the next len(ids) positions; returns the last one's logits if wanted, valid until the next call."""
@@ -78,29 +103,4 @@ class Executor(Protocol):
         """Go to an image's position, back or forward.
 
         The caller knows that the rows of keys and values below it are those of the image's timeline.
-        """
-
-
-class MtpExecutor(Executor, Protocol):
-    """An executor with a multi-token-prediction head. What the head holds never changes a token, only guesses.
-
-    Rows of the head's own cache for positions that the target computed are the executor's business: it fills them from
-    the target's hidden states, in prefill as well.
-    """
-
-    @property
-    def has_mtp(self) -> bool:
-        """Whether the head's weights are loaded."""
-
-    @property
-    def hidden(self) -> Hidden:
-        """The target's hidden state at position num_tokens - 1; after a prefill with logits, a step, a rollback."""
-
-    def draft_logits(self, hidden: Hidden, token_id: int) -> tuple[Logits, Hidden]:
-        """The head's view of what follows token_id, which follows the position that hidden is of.
-
-        A round's first call passes the property `hidden` and the pending token (the id of position num_tokens); each
-        later call passes what the call before returned and its guess. Calls in a row stand for consecutive positions;
-        the next prefill, step, step_many, rewind or restore ends the round and forgets its rows.
-        Shapes:  returns [vocab] logits, valid until the next call, and the head's normalised output [C].
         """

@@ -66,12 +66,16 @@ class Sampler:
         """
         live = logits[: self._vocab_size]
         _require_finite(live, position)
-        adjusted = self._adjust(live)
-        token_id = choose(adjusted, self._params, position)
+        token_id = choose(self._adjust(live), self._params, position)
         if self._num_logprobs is None:
             return Draw(token_id, None)
         measured = measure_logprobs(live, token_id, self._num_logprobs)
         return Draw(token_id, TokenLogprob(measured.chosen, measured.top))
+
+    def guess(self, logits: Logits, position: int) -> int | None:
+        """The token a drafter's logits give at a position, with the noise of that position; None if not finite."""
+        live = logits[: self._vocab_size]
+        return choose(self._adjust(live), self._params, position) if _is_finite(live) else None
 
     def commit(self, token_id: int) -> None:
         """The token became part of the output."""
@@ -142,8 +146,12 @@ class _Occurrences:
             assert self._ids[self._num_ids] == token_id, "rollback out of order"
 
 
+def _is_finite(logits: Logits) -> bool:
+    return bool(np.isfinite(logits.min()) and np.isfinite(logits.max()))
+
+
 def _require_finite(logits: Logits, position: int) -> None:
-    if np.isfinite(logits.min()) and np.isfinite(logits.max()):
+    if _is_finite(logits):
         return
     num_bad = int(np.count_nonzero(~np.isfinite(logits)))
     raise NumericalError(f"{num_bad} of {len(logits)} logits at position {position} are not finite")

@@ -245,7 +245,7 @@ def test_a_crash_fails_one_request_and_leaves_a_working_engine(
 ) -> None:
     expected = new_ids(generate(engine, make_request(PROMPT, 5, sampling=NO_STOP)))
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runtime.generation.Sampler.draw", lambda *_: 1 / 0)
+        patch.setattr("engine.runtime.decode.Sampler.draw", lambda *_: 1 / 0)
         collector = generate(engine, make_request(PROMPT, 5))
     final = collector.events[-1]
     assert isinstance(final, Failed) and final.code == "internal_error" and "Traceback" not in final.message

@@ -12,6 +12,10 @@ class RecordingExecutor:
     """Remembers its calls; can be told that its state only goes back to multiples of grid."""
 
     name = "recording"
+    max_columns = 1
+    shares_columns = False
+    can_rewind = True
+    mtp = None
 
     def __init__(self, grid: int = 1) -> None:
         self._grid = grid
