@@ -79,7 +79,7 @@ def memory_parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--context", type=int, metavar="N", help="window in tokens, prompt and reply together (the model's)")
     add("--kv", metavar="F", help="KV format (the model's default)")
-    add("--drafts", type=int, metavar="K", help="tokens drafted a round, 0 to 5 (3 with an MTP head, else 0)")
+    add("--drafts", type=int, metavar="K", help="tokens drafted a round, 0 to 5 (3; 0 for --executor reference)")
     add("--embedding", metavar="WHERE", help="device, or host for an embedding in the machine's RAM (device)")
     add("--recipe", metavar="R", help="plan with the weights of a recipe (the model on disk, else its own recipe)")
     add("--chunk-tokens", type=int, metavar="N", help="most prompt tokens computed at once, a multiple of 64 (512)")

@@ -19,7 +19,7 @@ from engine.weights.checkpoint import Checkpoint, open_weights
 from engine.weights.recipe import RECIPE_NAMES
 
 MAX_DRAFTS: Final = 5
-MTP_DRAFTS: Final = 3
+DEFAULT_DRAFTS: Final = 3
 MIN_CONTEXT: Final = 64
 MAX_CHUNK_TOKENS: Final = 65_536
 GRID_TOKENS: Final = 64
@@ -80,16 +80,15 @@ def _choice(options: argparse.Namespace, spec: ModelSpec, recipe: RecipeName | N
     place: Place = "device" if options.embedding is None else _one_of("--embedding", options.embedding, _PLACES)
     if place == "host" and executor == "reference":
         raise SetupError("--embedding host: the reference executor keeps the embedding on its device; choose device")
-    choice = Choice(
+    return Choice(
         kv_format=_kv_format(options.kv, spec),
         context_limit=_context(options.context, spec),
-        num_drafts=_drafts(options.drafts, spec),
+        num_drafts=_drafts(options.drafts, executor),
         chunk_tokens=_chunk_tokens(options.chunk_tokens),
         embedding=place,
         recipe=recipe,
         executor=executor,
     )
-    return choice
 
 
 def _kv_format(asked: str | None, spec: ModelSpec) -> KvFormat:
@@ -111,9 +110,9 @@ def _context(asked: int | None, spec: ModelSpec) -> int:
     return asked
 
 
-def _drafts(asked: int | None, spec: ModelSpec) -> int:
+def _drafts(asked: int | None, executor: ExecutorName) -> int:
     if asked is None:
-        return MTP_DRAFTS if spec.mtp_layers else 0
+        return DEFAULT_DRAFTS if executor == "packed" else 0  # columns one by one save no time
     if not 0 <= asked <= MAX_DRAFTS:
         raise SetupError(f"--drafts is {asked}, expected 0 to {MAX_DRAFTS}")
     return asked
