@@ -12,6 +12,11 @@ from contracts.home import resolve_home
 
 SERVICES = Path(__file__).resolve().parents[1] / "services"
 
+# Numerical libraries read these when they are first imported; the engine sets them too (services/engine/settings.py).
+# Without them every parallel region of a test waits, spinning, for threads that other processes keep from running.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 settings.register_profile("soloist", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("soloist")
 

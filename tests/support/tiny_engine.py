@@ -11,15 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from contracts.errors import SetupError
 from contracts.generate import Event, Failed, Finished, GenerateRequest, Sampling, TokenId
-from contracts.observability import start_telemetry
-from engine import VERSION
 from engine.engine import Engine
-from engine.fetch.install import describe_weights
+from engine.fetch.packaged import describe_weights
 from engine.model_home import folder_path
 from engine.registry import PackageSource
-from engine.server.process import EXIT_FAILED, EXIT_REFUSED, open_listener, serve
+from engine.server.process import run_engine
 from engine.settings import EngineConfig, EngineSettings, read_config
 from engine.spec import ModelSpec
 from engine.startup import load_engine, plan_engine
@@ -92,24 +89,5 @@ class Collector:
         return self._queue.empty()
 
 
-def main() -> int:
-    """Serve the tiny model like `python -m engine.server` serves a registered one."""
-    try:
-        config = read_config()
-        plan = plan_engine(config, TINY)
-    except SetupError as error:
-        sys.stderr.write(f"engine: {error.message}\n")
-        return EXIT_REFUSED
-    try:
-        listener = open_listener(config.settings.host, config.settings.port)
-    except OSError:
-        return EXIT_FAILED
-    telemetry = start_telemetry("soloist-engine", VERSION, config.otlp_endpoint)
-    try:
-        return serve(plan, config.settings, telemetry, listener)
-    finally:
-        telemetry.shutdown()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_engine(read_config(), TINY))

@@ -7,17 +7,20 @@ and waiting requests end as shutting_down with their state kept, then exit 0; a 
 import logging
 import signal
 import socket
+import sys
 import threading
 from types import FrameType
 
 import uvicorn
 
 from contracts.errors import SetupError
-from contracts.observability import Telemetry
+from contracts.observability import Telemetry, start_telemetry
+from engine import VERSION
 from engine.server.app import create_app
 from engine.server.lifecycle import Lifecycle, Stopped
-from engine.settings import EngineSettings
-from engine.startup import EnginePlan, load_engine
+from engine.settings import EngineConfig, EngineSettings
+from engine.spec import ModelSpec
+from engine.startup import EnginePlan, load_engine, plan_engine
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
 _LOG = logging.getLogger("engine")
@@ -26,18 +29,45 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 128
 
 
-def open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket.
+def run_engine(config: EngineConfig, spec: ModelSpec) -> int:
+    """Serve spec until told to stop; returns the exit code. spec is the model that the settings name.
 
-    Raises: OSError when the address cannot be had.
+    Effects: sets up logging; says why on standard error, in one line, when it refuses.
     """
+    settings = config.settings
+    _start_logging(settings.log_level)
+    try:
+        plan = plan_engine(config, spec)
+    except SetupError as error:
+        return refuse(error)
+    try:
+        listener = _open_listener(settings.host, settings.port)
+    except OSError as error:
+        sys.stderr.write(f"engine: cannot listen on {settings.host}:{settings.port}: {error.strerror or error}\n")
+        return EXIT_FAILED
+    telemetry = start_telemetry("soloist-engine", VERSION, config.otlp_endpoint)
+    try:
+        return _Process(plan, settings, telemetry).run(listener)
+    finally:
+        telemetry.shutdown()
+
+
+def refuse(error: SetupError) -> int:
+    """Say why on standard error; returns the exit code."""
+    sys.stderr.write(f"engine: {error.message}\n")
+    return EXIT_REFUSED
+
+
+def _start_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def _open_listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-
-
-def serve(plan: EnginePlan, settings: EngineSettings, telemetry: Telemetry, listener: socket.socket) -> int:
-    """Run until told to stop; returns the exit code."""
-    return _Process(plan, settings, telemetry).run(listener)
 
 
 class _Process:

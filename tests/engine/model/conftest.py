@@ -1,6 +1,5 @@
 """Fixtures of the decoder tests: a tiny model folder, its decoder per KV format, transformers on the same file."""
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from engine.model.decoder import Decoder
 from engine.startup import plan_engine
 from engine.weights.binding import load_weights
 from support.tiny_engine import TINY, make_config, make_home
+from support.transformers_oracle import load_reference
 
 MakeDecoder = Callable[..., Decoder]
 
@@ -41,15 +41,3 @@ def decoders(make_decoder: MakeDecoder) -> dict[str, Decoder]:
 @pytest.fixture(scope="session")
 def reference(tiny_home: Path) -> torch.nn.Module:
     return load_reference(tiny_home / "models" / TINY.name)
-
-
-def load_reference(folder: Path) -> torch.nn.Module:
-    """The same file through transformers, in fp32."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415 - seconds that only these tests should pay
-
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file="weights.gguf", dtype=torch.float32
-        )
-    return model.eval()
