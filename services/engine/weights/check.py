@@ -21,7 +21,7 @@ def check_source(spec: ModelSpec, need: DecoderNeed, source: TensorSource) -> No
     }
     wanted |= {vector.tensor: list(vector.shape) for vector in need.vectors()}
     found = source.tensors
-    _refuse(source, "missing", [source.spell(name) for name in wanted if name not in found])
+    _refuse(source, "missing", sorted(source.spell(name) for name in wanted if name not in found))
     surplus = [stored.spelling for name, stored in found.items() if name not in wanted]
     _refuse(source, "not part of this model", sorted([*surplus, *source.unknown]))
     wrong = [

@@ -3,10 +3,10 @@
 Owns the search; `ops/linear` owns what a code means, `fill` where codes go.
 Formula: w ~ s (q - 2^(b-1)), q in 0 .. 2^b - 1, one fp16 s for 64 columns. The group's largest element p is mapped near
          the end of the range that has one more code: candidates s = -p / d, divisors d around 2^(b-1). Each candidate's
-         codes give the least-squares scale for those codes in closed form; the best of all is rounded to fp16 and the
-         codes are made again for it.
-Numeric: errors are taken from t - q with t = w / s, so nothing cancels. Against a brute-force search over 1,200 scales
-         the squared error is 0.2 % (4 bits) to 10 % (8 bits, where it is 3e-5 of the energy) above its minimum.
+         codes give the least-squares scale for those codes in closed form, which is rounded to fp16; the best of all
+         is kept and the codes are made again for it.
+Numeric: errors are taken from t - q with t = w / s, so nothing cancels. Against a brute-force search over 3,000
+         scales the squared error is 0.2 % (4 and 5 bits), 0.5 % (6) and 5 % (8, 3e-5 of the energy) above its minimum.
 """
 
 from collections.abc import Sequence
@@ -78,20 +78,22 @@ def _search(x: NDArray[np.float32], bits: Bits, hints: NDArray[np.float16] | Non
     if hints is not None:
         tried = [hints.astype(np.float32), *tried]
     best_error = np.full(len(x), np.inf, dtype=np.float32)
-    best = np.zeros(len(x), dtype=np.float32)
+    best = np.where(peaks == 0, 0, np.inf).astype(np.float16)
     scaled, rounded = np.empty_like(x), np.empty_like(x)
-    with np.errstate(over="ignore", invalid="ignore"):  # an absurd hint loses, a scale beyond fp16 is the caller's
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an absurd hint and a scale beyond fp16 lose
         for scale in tried:
             np.multiply(x, _inverse(scale)[:, np.newaxis], out=scaled)
             np.clip(np.rint(scaled, out=rounded), -half, half - 1, out=rounded)
             scaled -= rounded
             rest = np.einsum("ij,ij->i", scaled, rounded)
             norm = np.maximum(np.einsum("ij,ij->i", rounded, rounded), 1)
-            error = scale * scale * (np.einsum("ij,ij->i", scaled, scaled) - rest * rest / norm)
+            fitted = (scale * (1 + rest / norm)).astype(np.float16)
+            shift = fitted / scale - 1  # of the stored scale against the one that made the codes
+            error = scale * scale * (np.einsum("ij,ij->i", scaled, scaled) - shift * (2 * rest - shift * norm))
             better = (error < best_error) & (scale != 0)
             best_error[better] = error[better]
-            best[better] = (scale * (1 + rest / norm))[better]
-        return best.astype(np.float16)
+            best[better] = fitted[better]
+    return best
 
 
 def _encode(x: NDArray[np.float32], scales: NDArray[np.float16], bits: Bits, codes: NDArray[np.uint8]) -> float:
