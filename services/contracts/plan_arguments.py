@@ -4,15 +4,14 @@ Owns options and help text. Standard library only; what a value may be is checke
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 DEFAULT_KIND: Final = "memory"
-PLAN_KINDS: Final = (DEFAULT_KIND,)
 
 _DESCRIPTION: Final = """\
 Say, to the byte, what a model takes of a card's memory and whether it fits, before a card is bought or a byte is taken.
-Needs no GPU and no weights. The regions are the ones the engine binds at its start: the same functions reserve them.
+Needs no GPU and no weights. The regions are reserved by the functions that the engine's start calls.
 `plan` alone means `plan memory`.
 """
 
@@ -31,7 +30,8 @@ cards           l4, rtx4090, rtx3090, rtx5090, l40s, rtx4090-48gb, h100, a100-80
 KV formats      fp32 (for comparisons), bf16, int8 (8.25 bits a number), rk4v4-e8 (4.25 bits)
 recipes         balanced (4 to 6 bits by kind of matrix), compact (4 bits nearly everywhere), exact (16 bits); small
                 models get more bits under the same name
-executors       packed (weights stay packed on the card), reference (any torch device; fp32 copies of all matrices)
+executors       packed (weights stay packed on the card, its kernels read them so; this version plans it and does not
+                have it yet), reference (any torch device, fp32 copies of all matrices: what this version runs)
 
 examples
   ./soloist plan --model qwen3.8-27b --gpu rtx4090
@@ -54,11 +54,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
-def split_kind(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Which plan is wanted, and its own arguments; without a kind it is the memory plan."""
-    if arguments and arguments[0] in PLAN_KINDS:
-        return arguments[0], arguments[1:]
-    return DEFAULT_KIND, arguments
+def parse_plan(prog: str, arguments: Sequence[str]) -> tuple[str, argparse.Namespace]:
+    """Which plan is wanted and its options; without a kind it is the memory plan.
+
+    Raises: SystemExit after --help (0) and for what cannot be parsed (2, one line on stderr).
+    """
+    named = bool(arguments) and arguments[0] in _PARSERS
+    kind = arguments[0] if named else DEFAULT_KIND
+    return kind, _PARSERS[kind](prog).parse_args(arguments[1:] if named else arguments)
 
 
 def memory_parser(prog: str) -> argparse.ArgumentParser:
@@ -84,7 +87,15 @@ def memory_parser(prog: str) -> argparse.ArgumentParser:
     add("--recipe", metavar="R", help="plan with the weights of a recipe (the model on disk, else its own recipe)")
     add("--chunk-tokens", type=int, metavar="N", help="most prompt tokens computed at once, a multiple of 64 (512)")
     add("--vision-bytes", type=int, default=0, metavar="N", help="room for a vision process, its context included (0)")
-    add("--reserve-bytes", type=int, metavar="N", help="what the engine's process takes outside the arena (see below)")
+    add(
+        "--reserve-bytes",
+        type=int,
+        metavar="N",
+        help="what the engine's process takes outside the arena (0.87 GiB on a card)",
+    )
     add("--executor", metavar="E", help="packed or reference (packed on a card, reference on this machine)")
     add("--json", action="store_true", help="print one JSON document on stdout")
     return parser
+
+
+_PARSERS: Final[dict[str, Callable[[str], argparse.ArgumentParser]]] = {DEFAULT_KIND: memory_parser}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from contracts.plan_arguments import memory_parser, split_kind
+from contracts.plan_arguments import parse_plan
 from launcher.chat import stream_answer
 from launcher.console import Console
 from launcher.control import show_status, stop_stack
@@ -126,8 +126,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]
     if arguments[:1] == ["bench"] and arguments[1:2] != []:
         return parser.parse_args(arguments[:2]), arguments[2:]
     if arguments[:1] == ["plan"]:
-        _, own = split_kind(arguments[1:])
-        memory_parser("soloist plan").parse_args(own)
+        parse_plan("soloist plan", arguments[1:])
         return parser.parse_args(["plan"]), arguments[1:]
     options, extra = parser.parse_known_args(arguments)
     if extra and options.verb != "test":

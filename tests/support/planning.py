@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from contracts.plan_arguments import memory_parser
+from contracts.plan_arguments import parse_plan
 from engine.plan.command import plan_memory
 from engine.plan.report import MemoryDocument
 
@@ -12,7 +12,7 @@ NO_HOME = Path("/nonexistent")
 
 def plan(*arguments: str, home: Path = NO_HOME) -> MemoryDocument:
     """The answer to `plan memory ARGUMENTS`."""
-    return plan_memory(memory_parser("plan").parse_args(arguments), home)
+    return plan_memory(parse_plan("plan", arguments)[1], home)
 
 
 def section_bytes(report: MemoryDocument, section: str) -> int:

@@ -1,12 +1,14 @@
 """`python -m engine.plan [memory] ...`: the process edge of planning. Owns the choice of the kind and exit codes."""
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
 from contracts.errors import SetupError
-from contracts.plan_arguments import memory_parser, split_kind
+from contracts.plan_arguments import parse_plan
 from contracts.settings import resolve_home
 from engine.plan.command import plan_memory
 from engine.plan.table import render
@@ -16,17 +18,22 @@ EXIT_FITS, EXIT_REFUSED = 0, 2
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report and return the exit code: 0 fits, 2 does not fit or cannot be planned."""
-    _, own = split_kind(arguments)
-    options = memory_parser("plan").parse_args(own)
+    """Print the answer and return the exit code: 0 fits, 2 does not fit or cannot be planned."""
+    kind, options = parse_plan("plan", arguments)
     try:
-        report = plan_memory(options, resolve_home(read_environment()))
+        return _KINDS[kind](options)
     except SetupError as error:
         sys.stderr.write(f"plan: {error.message}\n")
         return EXIT_REFUSED
+
+
+def _memory(options: argparse.Namespace) -> int:
+    report = plan_memory(options, resolve_home(read_environment()))
     sys.stdout.write(msgspec.json.encode(report).decode() + "\n" if options.json else render(report))
     return EXIT_FITS if report.fits else EXIT_REFUSED
 
+
+_KINDS: Final[dict[str, Callable[[argparse.Namespace], int]]] = {"memory": _memory}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,11 @@ from engine.plan.demand import Choice, Planner
 from engine.plan.ways import Way, find_smallest, find_ways
 from engine.regions import group_regions
 
+_PACKED_NOTE = (
+    "the packed executor is planned, not built: this version's engine runs the reference executor, on a card too "
+    "(--executor reference)"
+)
+
 
 class ReserveLine(Struct, frozen=True):
     """Bytes of the device outside the arena, and where the number comes from."""
@@ -56,7 +61,7 @@ class MemoryDocument(Struct, frozen=True):
     total_bytes is the arena, the sum of regions, as a started engine reports it. left_bytes is usable_bytes less
     total_bytes, negative when it does not fit; deficit_bytes is then the same number without its sign, else 0.
     smallest_bytes: where no way fits, what the smallest choice takes, else None. cards: those of the table that hold
-    the plan as it was asked for; empty when it fits.
+    the plan as it was asked for; empty when it fits. notes: what a reader must know of the numbers.
     """
 
     model: str
@@ -74,6 +79,7 @@ class MemoryDocument(Struct, frozen=True):
     ways: list[WayLine]
     smallest_bytes: int | None
     cards: list[str]
+    notes: list[str]
 
 
 def make_report(planner: Planner, choice: Choice, budget: Budget) -> MemoryDocument:
@@ -101,6 +107,7 @@ def make_report(planner: Planner, choice: Choice, budget: Budget) -> MemoryDocum
         ways=[WayLine(_options(way), way.saved_bytes, way.left_bytes) for way in ways],
         smallest_bytes=None if fits or ways else find_smallest(planner, choice)[1],
         cards=[] if fits or choice.executor == "reference" else _larger_cards(budget, demand.device.total_bytes),
+        notes=[_PACKED_NOTE] if choice.executor == "packed" else [],
     )
 
 

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from contracts.engine_info import Region
 from engine.plan.report import MemoryDocument
+from engine.plan.ways import MIN_CONTEXT
 
 _NAME_COLUMNS = 44
 _BYTE_COLUMNS = 16
@@ -16,7 +17,8 @@ def render(report: MemoryDocument) -> str:
     if report.host_regions:
         lines += ["", _row("in host memory, not on the device", report.host_bytes)]
         lines += [_row(f"  {region.name}", region.bytes) for region in report.host_regions]
-    return "\n".join([*lines, "", *_sources(report), "", *_verdict(report)]) + "\n"
+    notes = [f"note: {note}" for note in report.notes]
+    return "\n".join([*lines, "", *_sources(report), *notes, "", *_verdict(report)]) + "\n"
 
 
 def _head(report: MemoryDocument) -> list[str]:
@@ -76,8 +78,8 @@ def _verdict(report: MemoryDocument) -> list[str]:
         ]
     if report.smallest_bytes is not None:
         lines.append(
-            f"no KV format, window, recipe or place of the embedding makes it fit: the smallest takes "
-            f"{report.smallest_bytes:,} bytes, usable are {report.usable_bytes:,}"
+            f"no KV format, recipe, place of the embedding or window down to {MIN_CONTEXT:,} tokens makes it fit: the "
+            f"smallest takes {report.smallest_bytes:,} bytes, usable are {report.usable_bytes:,}"
         )
     if report.cards:
         lines.append(f"cards that hold it as asked: {', '.join(report.cards)}")

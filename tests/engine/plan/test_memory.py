@@ -82,6 +82,14 @@ def test_an_embedding_in_host_memory_leaves_the_card_by_its_exact_bytes() -> Non
     assert "weights.embedding" not in dict(_regions(host))
 
 
+def test_a_plan_of_what_this_version_cannot_run_says_so() -> None:
+    assert "this version's engine runs the reference executor" in plan(*ON_CARD).notes[0]
+    assert "note: the packed executor" in render(plan(*ON_CARD))
+    small = ("--model", "smollm2-135m", "--recipe", "balanced", "--gpu", "rtx4090", "--executor", "reference")
+    report = plan(*small)
+    assert not report.notes and section_bytes(report, "expanded") > 0
+
+
 def test_recipes_and_formats_order_by_bytes() -> None:
     recipes = [plan(*ON_CARD, "--recipe", name).total_bytes for name in ("compact", "balanced", "exact")]
     formats = [plan(*ON_CARD, "--kv", name).total_bytes for name in ("rk4v4-e8", "int8", "bf16", "fp32")]
