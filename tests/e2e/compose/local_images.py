@@ -13,7 +13,7 @@ from e2e.compose.steps import StepFailed, Steps, Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTEXT_FILES = ["constraints.txt", "compose.yaml", "compose.cpu.yaml", ".dockerignore"]
-CONTEXT_FOLDERS = ["services", "certs", "wheels", "tests/support"]
+CONTEXT_FOLDERS = ["services", "certs", "wheels", "models", "tests/support"]
 EXTRA_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 RELEASE = "bookworm"
 BASE_PYTHON = "3.11"
