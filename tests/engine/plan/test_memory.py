@@ -49,7 +49,9 @@ def test_int8_beside_a_vision_process_is_refused_with_the_deficit() -> None:
     assert not report.fits and roomy.fits
     assert report.deficit_bytes == report.total_bytes - report.usable_bytes == -report.left_bytes > 3 * GIB
     assert report.total_bytes == roomy.total_bytes
-    assert len(report.ways) == MAX_WAYS and report.ways[0].options == ["--kv rk4v4-e8"]
+    names = [[option.split()[0] for option in way.options] for way in report.ways]
+    assert names == [["--kv"], ["--context"], ["--recipe", "--context"]] and len(names) == MAX_WAYS
+    assert report.ways[0].options == ["--kv rk4v4-e8"]
 
 
 def test_the_plan_adds_up_and_contains_everything() -> None:
@@ -129,6 +131,14 @@ def test_every_way_fits_and_gives_up_no_more_than_it_must(
                 assert not plan("--model", model, *device, *itertools.chain(*longer.items())).fits
 
 
+def test_no_way_changes_more_than_another_for_no_longer_a_window() -> None:
+    """One byte too much in a window that is not cut: two single changes fit, and so would both together."""
+    wish = (*BIG, "--recipe", "balanced", "--context", "4096", "--reserve-bytes", "0")
+    whole = plan(*wish, "--device-bytes", str(40 * GIB)).total_bytes
+    report = plan(*wish, "--device-bytes", str(whole - 1))
+    assert [way.options for way in report.ways] == [["--embedding host"], ["--recipe compact"]], "the cheaper one first"
+
+
 def test_nothing_fits_says_what_the_least_is_and_which_cards_do() -> None:
     report = plan(*BIG, "--device-bytes", str(8 * GIB))
     assert not report.ways and report.smallest_bytes is not None
@@ -138,7 +148,7 @@ def test_nothing_fits_says_what_the_least_is_and_which_cards_do() -> None:
 
 
 def test_cards_named_in_a_refusal_do_hold_the_plan() -> None:
-    arguments = (*BIG, "--kv", "bf16", "--vision-bytes", str(VISION_BYTES))
+    arguments = (*BIG, "--kv", "bf16", "--vision-bytes", str(7 * GIB))  # with vision too much for the 48 GB cards
     report = plan(*arguments, "--gpu", "rtx4090")
     for card in cards():
         assert plan(*arguments, "--gpu", card.name).fits == (card.name in report.cards), card.name
