@@ -90,6 +90,7 @@ def _reserve_workspace(
         shapes["delta"] = ((chunk_tokens, delta_cols), "fp32")
     if spec.mtp_layers:
         shapes["mtp"] = ((chunk_tokens, 2 * hidden), "bf16")  # embedding and hidden state side by side
+        shapes["hidden"] = ((num_columns, hidden), "fp32")  # of a round's columns, behind the final norm
     return {name: builder.reserve(f"workspace.{name}", shape, dtype) for name, (shape, dtype) in shapes.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from contracts.errors import SetupError
 from engine.memory.layout import DType, Handle, LayoutBuilder
-from engine.ops.kv_layout import KvLayout
+from engine.ops.kv_layout import KvLayout, is_rotated
 from engine.spec import DeltaDims, KvFormat, ModelSpec
 
 PlainFormat = Literal["fp32", "bf16"]
@@ -51,13 +51,15 @@ def reserve_kv(builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, 
 
 @dataclass(frozen=True, slots=True)
 class CodeHandles:
-    """One side of a cache of several layers, codes and scales apart; plain formats have no scales.
+    """One side of a cache of several layers; plain formats have no scales, only rotated ones are centred.
 
-    Shapes:  codes [La, N, Hkv, columns]; scales [La, Hkv, G, N] fp16. One layer is a slice that `ops/kv_codec` fills.
+    Shapes:  codes [La, N, Hkv, columns]; scales [La, Hkv, G, N] fp16; centres [La, Hkv, D] fp32. One layer is a slice
+             that `ops/kv_codec` fills.
     """
 
     codes: Handle
     scales: Handle | None
+    centres: Handle | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,18 @@ def reserve_cache(
     """Plan a flat timeline of num_positions for num_layers layers in any KV format, under prefix."""
 
     def side(name: str) -> CodeHandles:
+        scales = centres = None
         codes = builder.reserve(
             f"{prefix}.{name}", (num_layers, *layout.code_shape(num_positions)), _CODE_DTYPES[layout.kv_format]
         )
-        if layout.num_groups == 0:
-            return CodeHandles(codes, None)
-        shape = (num_layers, *layout.scale_shape(num_positions))
-        return CodeHandles(codes, builder.reserve(f"{prefix}.{name}_scales", shape, "fp16"))
+        if layout.num_groups:
+            scales = builder.reserve(
+                f"{prefix}.{name}_scales", (num_layers, *layout.scale_shape(num_positions)), "fp16"
+            )
+        if is_rotated(layout.kv_format):
+            shape = (num_layers, layout.num_kv_heads, layout.head_dim)
+            centres = builder.reserve(f"{prefix}.{name}_centres", shape, "fp32")
+        return CodeHandles(codes, scales, centres)
 
     return CacheHandles(side("keys"), side("values"))
 
