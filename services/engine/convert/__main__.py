@@ -75,7 +75,7 @@ def _present(job: ConversionJob) -> ModelFolder:
 
 def _kept(out: Path) -> str:
     count = count_kept(out)
-    return f"; {count} tensors are kept in {partial_folder(out)}, the same command goes on" if count else ""
+    return f"; {count} finished parts are kept in {partial_folder(out)}, the same command goes on" if count else ""
 
 
 def _end(progress: ProgressLine, code: int, message: str) -> int:

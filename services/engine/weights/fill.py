@@ -151,7 +151,7 @@ def _quantize(chunk: _Chunk, form: PackedForm, source: TensorSource) -> _Encoded
     rows = source.read_floats(chunk.part.tensor, chunk.start, chunk.stop)
     _require_finite(source, chunk.part.tensor, "weights", rows.values)
     made = quantize_rows(rows.values, form.bits, rows.scale_hints)
-    _require_finite(source, chunk.part.tensor, "weights whose fp16 scales", made.scales)
+    _require_range(source, chunk.part.tensor, "fp16 scales", made.scales)
     codes, high = pack_codes(made.codes, form.bits), _pack_high(made.codes, form.bits)
     return _Encoded(codes, high, made.scales, None, made.squared_error, made.energy)
 
@@ -175,7 +175,7 @@ def _to_bf16(source: TensorSource, tensor: str, values: NDArray[np.float32]) -> 
     bits = values.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     back = (rounded.astype(np.uint32) << 16).view(np.float32)
-    _require_finite(source, tensor, "weights whose bf16 values", back)
+    _require_range(source, tensor, "bf16", back)
     lost = back - values
     return rounded, Fidelity(float(np.vdot(lost, lost)), float(np.vdot(values, values)))
 
@@ -217,3 +217,8 @@ def _add(left: Fidelity, right: Fidelity) -> Fidelity:
 def _require_finite(source: TensorSource, tensor: str, what: str, values: NDArray[np.floating]) -> None:
     if not np.isfinite(values).all():
         raise SetupError(f"{source.path}: tensor {source.tensors[tensor].spelling} has {what} that are not finite")
+
+
+def _require_range(source: TensorSource, tensor: str, what: str, values: NDArray[np.floating]) -> None:
+    if not np.isfinite(values).all():
+        raise SetupError(f"{source.path}: tensor {source.tensors[tensor].spelling} has weights too large for {what}")
