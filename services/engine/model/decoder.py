@@ -87,6 +87,7 @@ class Decoder:
     def rewind(self, num_tokens: int) -> int:
         """Forget positions from num_tokens on, or from an earlier one if state cannot be cut there; returns which."""
         self._cache.truncate(num_tokens)
+        self._num_proposed = 0
         return num_tokens
 
     @torch.inference_mode()

@@ -96,14 +96,12 @@ class Decoding:
             request.sampling, request.token_ids, self._job.output_start, self._vocab_size, request.logprobs
         )
         this = self._take(sampler, sequence.logits[None], [])
-        yield this
         while this.end is None:
+            yield self._require_tokens(this)
             this = self._run_round(sequence, sampler)
-            yield this
+        yield this
 
     def _run_round(self, sequence: DecodedSequence, sampler: Sampler) -> Round:
-        if self._failure is not None:
-            raise self._failure
         job, started_s = self._job, time.monotonic()
         known = self._ids[: self._num_ids]
         num_wanted = job.max_tokens - self.num_output - 1  # the last token needs no draft
@@ -115,21 +113,23 @@ class Decoding:
             self.drafts.add(len(drafts), _num_accepted(this.draws, drafts))
         else:
             this = self._take(sampler, sequence.advance(int(known[-1]))[None], drafts)
-        if this.end is None:
+        if this.draws and this.end is None:
             self._speculation.record(len(drafts), len(this.draws), time.monotonic() - started_s)
         return this
 
     def _take(self, sampler: Sampler, rows: Logits, drafts: list[int]) -> Round:
-        """Draw from row after row while the drafts hold and nothing ends the reply; row j lies behind j drafts."""
+        """Draw from row after row while the drafts hold and nothing ends the reply; row j lies behind j drafts.
+
+        A row that is not finite ends the round. The tokens before it are good, so it fails the reply only when it is
+        the first row of a round: where it would have failed without drafts.
+        """
         draws: list[Draw] = []
         end = None
         for column, logits in enumerate(rows):
             try:
                 draw = sampler.draw(logits, self._num_ids)
             except NumericalError as error:
-                if not draws:
-                    raise
-                self._failure = error  # the tokens before it are good; without drafts they would have been given too
+                self._failure = error
                 break
             sampler.commit(draw.token_id)
             self._append(draw.token_id)
@@ -138,6 +138,12 @@ class Decoding:
             if end is not None or column == len(drafts) or draw.token_id != drafts[column]:
                 break
         return Round(draws, end)
+
+    def _require_tokens(self, this: Round) -> Round:
+        if not this.draws:
+            assert self._failure is not None
+            raise self._failure
+        return this
 
     def _append(self, token_id: int) -> None:
         self._ids[self._num_ids] = token_id

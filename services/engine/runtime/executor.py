@@ -94,6 +94,7 @@ class Executor(Protocol):
         """Forget every position from num_tokens on.
 
         Returns the position it got to: num_tokens, or 0 where can_rewind is false and num_tokens is not where it is.
+        rewind(0) is a new start and legal at any time, also between step_many and rollback and after an error.
         """
 
     def snapshot(self) -> StateImage:
