@@ -152,6 +152,8 @@ def test_logprobs_describe_every_token(engine: Engine) -> None:
         ({"sampling": {"logit_bias": {-1: 1.0}}}, InvalidRequest, "logit_bias is -1"),
         ({"output_start": 3}, InvalidRequest, "output_start is 3, beyond the 2 token_ids"),
         ({"output_start": 0}, InvalidRequest, "output_start is 0"),
+        ({"checkpoints": [1, 0]}, InvalidRequest, r"checkpoints\[1\] is 0, below 1 before it"),
+        ({"checkpoints": [1, 3]}, InvalidRequest, r"checkpoints\[1\] is 3, beyond the 2 token_ids"),
         ({"images": [ImageRef("0" * 64, (1, 2, 2), 0)]}, Unsupported, "images"),
         ({"constraint": Constraint("regex", "a")}, Unsupported, "constraint"),
     ],
@@ -292,3 +294,23 @@ def test_rates_are_learned_from_requests(engine: Engine) -> None:
     rates = engine.info().rates
     assert rates.prefill_tok_s is not None and rates.prefill_tok_s > 100
     assert rates.decode_tok_s is not None and rates.decode_tok_s > 10
+
+
+def test_drafting_changes_nothing_that_a_caller_sees(tiny_home: Path) -> None:
+    prompt = PROMPT[:30] * 2
+    sampling = {"temperature": 0.4, "seed": 3, **NO_STOP}
+    replies = []
+    for settings in ({"speculation": "off"}, {"speculation": "ngram", "drafts": "5"}, {"speculation": "ngram"}, {}):
+        engine = start_engine(tiny_home, **settings)
+        collector = generate(engine, make_request(prompt, 60, logprobs=1, sampling=sampling))
+        batches = [event for event in collector.events if isinstance(event, Tokens)]
+        assert all(event.logprobs is not None and len(event.logprobs) == len(event.ids) for event in batches)
+        usage = last(collector).usage
+        replies.append((new_ids(collector), [entry for event in batches for entry in event.logprobs or []]))
+        assert engine.info().speculation == {"5": "ngram-5"}.get(
+            settings.get("drafts", ""), "ngram-3" if settings == {"speculation": "ngram"} else "none"
+        )
+        assert (usage.drafted_tokens > 0) == (settings.get("speculation") == "ngram")
+        assert usage.accepted_tokens == 60 - 1 - (len(batches) - 1) and usage.completion_tokens == 60
+        engine.close(10.0)
+    assert all(reply == replies[0] for reply in replies)
