@@ -21,14 +21,15 @@ from engine.memory.layout import LayoutBuilder, MemoryPlan, WayToFit
 from engine.model.decoder import Decoder, require_runnable
 from engine.model.reserve import DecoderHandles, reserve_decoder
 from engine.model_home import ModelFolder, open_folder
+from engine.ops.kv_layout import kv_layout
 from engine.regions import group_regions
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
-from engine.spec import ModelSpec
+from engine.spec import KvFormat, ModelSpec
 from engine.speculation import DraftChoice, choose_drafts, count_checkpoints, make_speculation
-from engine.state.reserve import PlainFormat, plain_format
 from engine.validate import RequestLimits
 from engine.weights.binding import load_weights
+from engine.weights.centres import KvCentres, read_centres
 from engine.weights.checkpoint import Checkpoint, open_weights
 from engine.weights.reserve import reserve_weights
 
@@ -47,7 +48,7 @@ class Window:
     """What of the plan a user may choose."""
 
     context_limit: int
-    kv_format: PlainFormat
+    kv_format: KvFormat
     chunk_tokens: int
     num_drafts: int
 
@@ -59,6 +60,7 @@ class EnginePlan:
     spec: ModelSpec
     folder: ModelFolder
     checkpoint: Checkpoint
+    centres: KvCentres
     window: Window
     drafts: DraftChoice
     device: torch.device
@@ -93,6 +95,7 @@ def plan_engine(config: EngineConfig, spec: ModelSpec) -> EnginePlan:
         spec=spec,
         folder=folder,
         checkpoint=checkpoint,
+        centres=read_centres(folder, spec),
         window=window,
         drafts=drafts,
         device=device,
@@ -116,7 +119,7 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
     weights = load_weights(
         plan.spec, plan.checkpoint, arena, lambda done, total: on_progress(_WEIGHTS_SHARE * done / total)
     )
-    decoder = Decoder(plan.spec, weights, arena, plan.handles)
+    decoder = Decoder(plan.spec, weights, arena, plan.handles, plan.centres)
     on_progress(_EXPANDED_SHARE)
     context_limit = plan.window.context_limit
     num_checkpoints = count_checkpoints(decoder, context_limit, plan.checkpoint_bytes, free_memory_bytes())
@@ -149,7 +152,11 @@ def _resolve_window(settings: EngineSettings, spec: ModelSpec, num_drafts: int) 
     if context > spec.context_limit:
         raise SetupError(f"ENGINE_CONTEXT is {context}, {spec.name} has a window of {spec.context_limit}")
     wanted = spec.default_kv_format if settings.kv_format == "auto" else settings.kv_format
-    return Window(context, plain_format(wanted), settings.chunk_tokens, num_drafts)
+    try:
+        kv_layout(wanted, spec.attention.num_kv_heads, spec.attention.head_dim)
+    except ValueError as error:
+        raise SetupError(f"{spec.name}: {error}") from error
+    return Window(context, wanted, settings.chunk_tokens, num_drafts)
 
 
 def _resolve_device(settings: EngineSettings) -> torch.device:

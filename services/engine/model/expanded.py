@@ -4,7 +4,6 @@ The packed weights stay what they are; these exist because expanding a matrix at
 An executor that multiplies packed weights plans none of these regions.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from engine.memory.arena import Arena
 from engine.memory.layout import Handle
+from engine.ops import gated_delta
 from engine.ops.linear import Matrix, take_rows
-from engine.weights.tensors import AttentionWeights, DecoderWeights
+from engine.weights.tensors import AttentionWeights, DecoderWeights, DeltaWeights, LayerWeights, MtpWeights
 
 _CHUNK_ELEMENTS = 1 << 22  # bounds the temporaries of one expansion
 
@@ -53,52 +53,95 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerMatrices:
-    """One layer's products."""
+class AttentionMatrices:
+    """An attention layer's products."""
 
     qkv: Operand
     output: Operand
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaMatrices:
+    """A delta layer's products, and the constants of its core."""
+
+    inputs: Operand
+    gates: Operand
+    output: Operand
+    core: gated_delta.DeltaWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMatrices:
+    """One layer's products."""
+
+    mixer: AttentionMatrices | DeltaMatrices
     gate_up: Operand
     down: Operand
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MtpMatrices:
+    """The draft head's products; its logits are the decoder's head's."""
+
+    projection: Operand
+    layer: LayerMatrices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DecoderMatrices:
-    """Every product of a forward pass."""
+    """Every product of a forward pass; mtp is None where no draft head is planned."""
 
     layers: tuple[LayerMatrices, ...]
     head: Operand
+    mtp: MtpMatrices | None
 
 
 def expand_weights(weights: DecoderWeights, arena: Arena, handles: dict[str, Handle]) -> DecoderMatrices:
     """Fill the regions and return their views."""
-    operands = {name: _expand(matrix, arena.tensor(handles[name])) for name, matrix in _named_matrices(weights)}
-    layers = tuple(
-        LayerMatrices(
-            qkv=operands[f"layers.{index}.qkv"],
-            output=operands[f"layers.{index}.output"],
-            gate_up=operands[f"layers.{index}.gate_up"],
-            down=operands[f"layers.{index}.down"],
+    expander = _Expander(arena, handles)
+    layers = tuple(expander.layer(f"layers.{index}", layer) for index, layer in enumerate(weights.layers))
+    mtp = None
+    if weights.mtp is not None and "mtp.projection" in handles:
+        mtp = expander.mtp(weights.mtp)
+    return DecoderMatrices(layers, expander.operand("head", weights.head), mtp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Expander:
+    arena: Arena
+    handles: dict[str, Handle]
+
+    def layer(self, name: str, weights: LayerWeights) -> LayerMatrices:
+        mixer = weights.mixer
+        return LayerMatrices(
+            mixer=self._delta(name, mixer) if isinstance(mixer, DeltaWeights) else self._attention(name, mixer),
+            gate_up=self.operand(f"{name}.gate_up", weights.mlp.gate_up),
+            down=self.operand(f"{name}.down", weights.mlp.down),
         )
-        for index in range(len(weights.layers))
-    )
-    return DecoderMatrices(layers, operands["head"])
 
+    def mtp(self, weights: MtpWeights) -> MtpMatrices:
+        return MtpMatrices(self.operand("mtp.projection", weights.projection), self.layer("mtp.layer", weights.layer))
 
-def _named_matrices(weights: DecoderWeights) -> Iterator[tuple[str, Matrix]]:
-    yield "head", weights.head
-    for index, layer in enumerate(weights.layers):
-        assert isinstance(layer.mixer, AttentionWeights)
-        yield f"layers.{index}.qkv", layer.mixer.qkv
-        yield f"layers.{index}.output", layer.mixer.output
-        yield f"layers.{index}.gate_up", layer.mlp.gate_up
-        yield f"layers.{index}.down", layer.mlp.down
+    def operand(self, name: str, matrix: Matrix) -> Operand:
+        """Write the transposed matrix into its region [in, out], a slice of rows at a time."""
+        target = self.arena.tensor(self.handles[name])
+        step = max(1, _CHUNK_ELEMENTS // matrix.num_cols)
+        for start in range(0, matrix.num_rows, step):
+            rows = torch.arange(start, min(start + step, matrix.num_rows), device=target.device)
+            target[:, start : start + step] = take_rows(matrix, rows).t()
+        return Operand(target, target.numpy() if target.device.type == "cpu" else None)
 
+    def _attention(self, name: str, weights: AttentionWeights) -> AttentionMatrices:
+        return AttentionMatrices(
+            self.operand(f"{name}.qkv", weights.qkv), self.operand(f"{name}.output", weights.output)
+        )
 
-def _expand(matrix: Matrix, operand: torch.Tensor) -> Operand:
-    """Write the transposed matrix into its region [in, out], a slice of rows at a time."""
-    step = max(1, _CHUNK_ELEMENTS // matrix.num_cols)
-    for start in range(0, matrix.num_rows, step):
-        rows = torch.arange(start, min(start + step, matrix.num_rows), device=operand.device)
-        operand[:, start : start + step] = take_rows(matrix, rows).t()
-    return Operand(operand, operand.numpy() if operand.device.type == "cpu" else None)
+    def _delta(self, name: str, weights: DeltaWeights) -> DeltaMatrices:
+        taps = self.arena.tensor(self.handles[f"{name}.taps"]).copy_(weights.conv.t())
+        decay_rate = self.arena.tensor(self.handles[f"{name}.decay_rate"]).copy_(-weights.decay_log.exp())
+        return DeltaMatrices(
+            inputs=self.operand(f"{name}.inputs", weights.inputs),
+            gates=self.operand(f"{name}.gates", weights.gates),
+            output=self.operand(f"{name}.output", weights.output),
+            core=gated_delta.DeltaWeights(taps, decay_rate, weights.dt_bias),
+        )

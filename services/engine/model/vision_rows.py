@@ -21,3 +21,8 @@ class VisionRows:
     columns: NDArray[np.int64]
     rows: NDArray[np.float32]
     positions: NDArray[np.int64]
+
+    def slice(self, first: int, last: int) -> "VisionRows":
+        """What belongs to positions first .. last - 1 of the span."""
+        inside = slice(*np.searchsorted(self.columns, (first, last)))
+        return VisionRows(self.columns[inside] - first, self.rows[inside], self.positions[:, first:last])

@@ -9,12 +9,29 @@ from dataclasses import dataclass
 import torch
 
 from engine.memory.arena import Arena
+from engine.memory.layout import Handle
 from engine.model.reserve import WorkspaceHandles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeltaRows:
+    """What a delta layer writes.
+
+    Shapes:  inputs [T, channels + Hv * V], rows q, k, v, then z; gates [T, 2 Hv], b, then a; heads [T, Hv * V]; fp32.
+    """
+
+    inputs: torch.Tensor
+    gates: torch.Tensor
+    heads: torch.Tensor
+
+    def slice(self, first: int, last: int) -> "DeltaRows":
+        """Views of rows first .. last - 1."""
+        return DeltaRows(self.inputs[first:last], self.gates[first:last], self.heads[first:last])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Workspace of T rows.
+    """Workspace of T rows; delta is None where the model has no such layer.
 
     Shapes:  residual [T, C]; qkv [T, Nq + 2 Nkv]; attended [T, Hq * D]; gate_up [T, 2 F]; all fp32.
     """
@@ -23,6 +40,17 @@ class Rows:
     qkv: torch.Tensor
     attended: torch.Tensor
     gate_up: torch.Tensor
+    delta: DeltaRows | None
+
+    def slice(self, first: int, last: int) -> "Rows":
+        """Views of rows first .. last - 1."""
+        return Rows(
+            self.residual[first:last],
+            self.qkv[first:last],
+            self.attended[first:last],
+            self.gate_up[first:last],
+            None if self.delta is None else self.delta.slice(first, last),
+        )
 
 
 class Workspace:
@@ -30,26 +58,25 @@ class Workspace:
 
     def __init__(self, arena: Arena, handles: WorkspaceHandles) -> None:
         """Effects: writes every byte once, so that the system hands out the pages now and not in mid-request."""
+
+        def bind(handle: Handle) -> torch.Tensor:
+            return arena.tensor(handle).zero_()
+
+        delta = None
+        if handles.delta_inputs is not None and handles.delta_gates is not None and handles.delta_heads is not None:
+            delta = DeltaRows(bind(handles.delta_inputs), bind(handles.delta_gates), bind(handles.delta_heads))
         self._all = Rows(
-            residual=arena.tensor(handles.residual).zero_(),
-            qkv=arena.tensor(handles.qkv).zero_(),
-            attended=arena.tensor(handles.attended).zero_(),
-            gate_up=arena.tensor(handles.gate_up).zero_(),
+            residual=bind(handles.residual),
+            qkv=bind(handles.qkv),
+            attended=bind(handles.attended),
+            gate_up=bind(handles.gate_up),
+            delta=delta,
         )
-        self._one = self._slice(1)
-        self.scores = arena.tensor(handles.scores).zero_()
-        self.logits = arena.tensor(handles.logits).zero_()
+        self._one = self._all.slice(0, 1)
+        self.scores = bind(handles.scores)
+        self.logits = bind(handles.logits)
         self.block_rows = handles.block_rows
 
     def rows(self, num_tokens: int) -> Rows:
         """Views of the first num_tokens rows."""
-        return self._one if num_tokens == 1 else self._slice(num_tokens)
-
-    def _slice(self, num_tokens: int) -> Rows:
-        whole = self._all
-        return Rows(
-            whole.residual[:num_tokens],
-            whole.qkv[:num_tokens],
-            whole.attended[:num_tokens],
-            whole.gate_up[:num_tokens],
-        )
+        return self._one if num_tokens == 1 else self._all.slice(0, num_tokens)

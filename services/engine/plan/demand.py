@@ -12,7 +12,6 @@ from engine.model.packed_reserve import PackedWindow, reserve_packed
 from engine.model.reserve import reserve_decoder
 from engine.ops.kv_layout import kv_bytes_per_token
 from engine.spec import KvFormat, ModelSpec, RecipeName
-from engine.state.reserve import plain_format
 from engine.weights.checkpoint import Checkpoint
 from engine.weights.forms import MatrixForm
 from engine.weights.recipe import recipe_forms
@@ -58,8 +57,7 @@ class Planner:
     def lay_out(self, choice: Choice) -> Demand:
         """Reserve everything.
 
-        Raises: SetupError when this version cannot hold the choice; ValueError when the KV format cannot hold the
-                model's heads.
+        Raises: ValueError when the KV format cannot hold the model's heads.
         """
         device, host = LayoutBuilder(), LayoutBuilder()
         self._reserve_weights(choice, device, host)
@@ -105,4 +103,4 @@ class Planner:
         if choice.executor == "packed":
             reserve_packed(device, self.spec, PackedWindow(choice.kv_format, context, chunk, drafts))
         else:
-            reserve_decoder(device, self.spec, plain_format(choice.kv_format), context, chunk, drafts)
+            reserve_decoder(device, self.spec, choice.kv_format, context, chunk, drafts)

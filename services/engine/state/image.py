@@ -1,4 +1,4 @@
-"""A copy of everything of the live sequence that cannot be cut: recurrent state, convolution columns, how they came.
+"""A copy of everything of the live sequence that cannot be cut: recurrent state, convolution columns, the last hidden.
 
 Owns the copied bytes, in host memory. Keys and values are not in it: they stay where they are, and an image is of use
 only while the rows below its position are those it was taken over. Models without recurrent state have empty images.
@@ -8,23 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
-Spans = tuple[tuple[int, int], ...]
-"""Half-open spans of positions, ascending, apart from each other."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StateImage:
-    """State behind `position` computed positions.
+class HostImage:
+    """A StateImage (`checkpoints`): state behind `position` computed positions.
 
     next_position: the rotary position of the next text token (images make it differ from position).
-    step_spans: the positions computed in step mode; the others were computed in chunk mode.
-    Shapes:  recurrent [Ld, Hv, K, V] fp32; conv [Ld, 3, C]; hidden [C] fp32, behind the final norm, what the draft head
-             is fed next. None where the model has no such state.
+    Shapes:  recurrent [Ld, Hv, K, V] fp32; conv [Ld, 3, C]; hidden [C] fp32, the last position's behind the final norm,
+             which the draft head is fed next. None where the model has no such state.
     """
 
     position: int
     next_position: int
-    step_spans: Spans
     recurrent: torch.Tensor | None = None
     conv: torch.Tensor | None = None
     hidden: torch.Tensor | None = None

@@ -4,49 +4,12 @@ Owns shapes and names; no torch, so that `plan` and the engine's start reserve w
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
-from contracts.errors import SetupError
 from engine.memory.layout import DType, Handle, LayoutBuilder
-from engine.ops.kv_layout import KvLayout, is_rotated
+from engine.ops.kv_layout import KvLayout, is_rotated, kv_layout
 from engine.spec import DeltaDims, KvFormat, ModelSpec
 
-PlainFormat = Literal["fp32", "bf16"]
 _CODE_DTYPES: dict[KvFormat, DType] = {"fp32": "fp32", "bf16": "bf16", "int8": "int8", "rk4v4-e8": "int32"}
-
-
-@dataclass(frozen=True, slots=True)
-class KvHandles:
-    """The cache's regions; the expanded ones exist when the stored form is not fp32."""
-
-    keys: Handle
-    values: Handle
-    expanded_keys: Handle | None
-    expanded_values: Handle | None
-
-
-def plain_format(kv_format: KvFormat) -> PlainFormat:
-    """The format, if this version can store it.
-
-    Raises: SetupError naming the formats that work.
-    """
-    if kv_format not in ("fp32", "bf16"):
-        raise SetupError(f"KV format {kv_format} is not supported by this version; supported: bf16, fp32")
-    return kv_format
-
-
-def reserve_kv(builder: LayoutBuilder, spec: ModelSpec, kv_format: PlainFormat, num_positions: int) -> KvHandles:
-    """Plan arrays of num_positions for every attention layer, and one layer's fp32 form of them."""
-    dims = spec.attention
-    rows = (num_positions, dims.num_kv_heads, dims.head_dim)
-    shape = (spec.num_attention_layers, *rows)
-    keys = builder.reserve("kv.keys", shape, kv_format)
-    values = builder.reserve("kv.values", shape, kv_format)
-    if kv_format == "fp32":
-        return KvHandles(keys, values, None, None)
-    expanded_keys = builder.reserve("workspace.kv_keys", rows, "fp32")
-    expanded_values = builder.reserve("workspace.kv_values", rows, "fp32")
-    return KvHandles(keys, values, expanded_keys, expanded_values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +34,19 @@ class CacheHandles:
 
 
 @dataclass(frozen=True, slots=True)
+class KvHandles:
+    """What the reference executor keeps of keys and values: the cache, the MTP head's where drafts are planned, and one
+    layer's fp32 form of both sides [N, Hkv, D], which attention reads, where the codes are not that.
+    """
+
+    kv_format: KvFormat
+    main: CacheHandles
+    mtp: CacheHandles | None
+    expanded_keys: Handle | None
+    expanded_values: Handle | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaHandles:
     """One image of all delta layers' state: recurrent [Ld, Hv, K, V] fp32, conv [Ld, 3, C]."""
 
@@ -90,6 +66,23 @@ class ReplayHandles:
     g: Handle
     beta: Handle
     columns: Handle
+
+
+def reserve_kv(
+    builder: LayoutBuilder, spec: ModelSpec, kv_format: KvFormat, num_positions: int, *, with_mtp: bool
+) -> KvHandles:
+    """Plan a timeline of num_positions for every attention layer, and for the MTP head's.
+
+    Raises: ValueError when the format cannot hold the model's head_dim.
+    """
+    layout = kv_layout(kv_format, spec.attention.num_kv_heads, spec.attention.head_dim)
+    main = reserve_cache(builder, "kv", layout, spec.num_attention_layers, num_positions)
+    mtp = reserve_cache(builder, "mtp_kv", layout, spec.mtp_layers, num_positions) if with_mtp else None
+    if kv_format == "fp32":
+        return KvHandles(kv_format, main, mtp, None, None)
+    rows = (num_positions, layout.num_kv_heads, layout.head_dim)
+    expanded_keys = builder.reserve("workspace.kv_keys", rows, "fp32")
+    return KvHandles(kv_format, main, mtp, expanded_keys, builder.reserve("workspace.kv_values", rows, "fp32"))
 
 
 def reserve_cache(
