@@ -19,8 +19,9 @@ def main(arguments: list[str]) -> int:
     repository, folder = arguments
     try:
         snapshot_download(repository, local_dir=folder, allow_patterns=PATTERNS)
-    except LocalEntryNotFoundError as error:
-        return _end(NO_NETWORK, error)
+    except LocalEntryNotFoundError as error:  # what the library raises when it gives up, whatever the reason
+        answered = isinstance(error.__cause__, HfHubHTTPError)
+        return _end(1 if answered else NO_NETWORK, error.__cause__ or error)
     except HfHubHTTPError as error:
         return _end(1, error)
     except OSError as error:
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _end(code: int, error: Exception) -> int:
+def _end(code: int, error: BaseException) -> int:
     first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     sys.stdout.write(f"\n{first_line}\n")
     return code

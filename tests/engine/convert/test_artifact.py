@@ -50,10 +50,9 @@ def test_numbers_are_the_checkpoint_s(checkpoint: Path, tmp_path: Path, values: 
 
 
 def test_wide_models_get_the_bits_of_the_table(tmp_path: Path) -> None:
-    shape = Shape(hidden=4096, inner=64, vocab=2048, tied=False, mtp=False, key_heads=1, value_heads=2)
-    folder = convert_quietly(
-        write_checkpoint(tmp_path / "s", shape, stored_values(random_values(shape))), tmp_path / "m"
-    )
+    shape = Shape(hidden=4096, inner=64, mtp=False, key_heads=1, value_heads=2)
+    source = write_checkpoint(tmp_path / "s", shape, stored_values(random_values(shape)))
+    folder = convert_quietly(source, tmp_path / "m")
     bits = {record.region.removeprefix("weights."): record.bits for record in directory_of(folder).matrices}
     assert bits["embedding"] == bits["layers.3.qkv"] == bits["layers.3.output"] == 6
     assert bits["layers.0.inputs"] == bits["layers.0.output"] == bits["layers.0.down"] == 5
