@@ -301,3 +301,7 @@ def _table(report: dict[str, object]) -> str:
     lines = [f"{'format':<22}" + "".join(f"{column:>18}" for column in columns)]
     lines += [f"{name:<22}" + "".join(f"{row[column]:>18.5f}" for column in columns) for name, row in rows.items()]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,13 @@
 """How a prompt's uncached part is cut: whole 64-token blocks of the absolute grid in chunks, what is left by itself.
 
 Owns the cuts and the pace, computes nothing. The grid is absolute so that a prompt meets the same blocks wherever reuse
-ended. Chunks shrink on a slow machine, because progress is reported, and cancellation is seen, between them.
+ended. Chunks shrink on a slow machine, because cancellation is seen between them.
 """
 
 from dataclasses import dataclass
 
 GRID_TOKENS = 64
-_TARGET_CHUNK_S = 0.5
+_TARGET_CHUNK_S = 2.0
 _NEW_WEIGHT = 0.5  # of the latest chunk in the measured rate
 
 
@@ -32,7 +32,7 @@ def next_span(start: int, end: int, chunk_tokens: int) -> Span:
 
 
 class ChunkPacer:
-    """The chunk size that takes about half a second, learned from the chunks before; at most limit_tokens."""
+    """The chunk size that takes about two seconds, learned from the chunks before; at most limit_tokens."""
 
     def __init__(self, limit_tokens: int) -> None:
         self._limit_tokens = limit_tokens

@@ -1,7 +1,8 @@
 """One generation as an NDJSON response: events from the worker thread to the client, and its absence back.
 
-Owns the bridge between thread and event loop. The stream ends with the engine's terminal event; a client that leaves
-ends the generation, and what it computed stays.
+Owns the bridge between thread and event loop, and the pulse of a prefill: when a chunk takes longer than a second, the
+last progress is sent again. The stream ends with the engine's terminal event; a client that leaves ends the generation,
+and what it computed stays.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from typing import Final
 from starlette.types import Receive, Scope, Send
 
 from contracts.codec import encode_line
-from contracts.generate import Event, Failed, Finished
+from contracts.generate import Accepted, Event, Failed, Finished, Prefill
 from engine.engine import Engine, Ticket
 from engine.server.instruments import RequestRecord
 
@@ -19,6 +20,7 @@ _HEADERS: Final = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
+_PULSE_S = 0.9
 
 
 class EventQueue:
@@ -40,6 +42,13 @@ class EventQueue:
         """The next event."""
         return await self._events.get()
 
+    async def get_within(self, timeout_s: float) -> Event | None:
+        """The next event, None when there was none in time."""
+        try:
+            return await asyncio.wait_for(self._events.get(), timeout_s)
+        except TimeoutError:
+            return None
+
 
 class EventStream:
     """An ASGI response that sends each event as it comes and closes behind the terminal one."""
@@ -49,13 +58,15 @@ class EventStream:
         self._ticket = ticket
         self._events = events
         self._record = record
+        self._num_ids = len(ticket.job.ids)
+        self._progress: Prefill | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             while True:
-                event = await self._events.get()
+                event = await self._next()
                 self._record.see(event)
                 is_last = isinstance(event, Finished | Failed)
                 await send({"type": "http.response.body", "body": encode_line(event), "more_body": not is_last})
@@ -65,6 +76,18 @@ class EventStream:
             watcher.cancel()
             self._engine.abandon(self._ticket)
             self._record.close()
+
+    async def _next(self) -> Event:
+        """The next event; in a prefill, the progress so far when a second is nearly over."""
+        if self._progress is None:
+            event = await self._events.get()
+        else:
+            event = await self._events.get_within(_PULSE_S) or self._progress
+        if isinstance(event, Accepted):
+            self._progress = Prefill(0, self._num_ids - event.cached_tokens)
+        else:
+            self._progress = event if isinstance(event, Prefill) else None
+        return event
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

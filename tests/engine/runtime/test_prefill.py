@@ -50,10 +50,10 @@ def test_pacer_starts_small_and_follows_the_machine() -> None:
     pacer.measured(64, 0.01)
     assert pacer.chunk_tokens == 512
     for _ in range(12):
-        pacer.measured(256, 2.0)
+        pacer.measured(256, 8.0)
     assert pacer.chunk_tokens == 64
     for _ in range(12):
-        pacer.measured(64, 64 / 300)
+        pacer.measured(64, 64 / 75)
     assert pacer.chunk_tokens == 128
     pacer.measured(3, 10.0)
     assert pacer.chunk_tokens == 128, "a short span says nothing"

@@ -2,6 +2,8 @@
 
 import socket
 import time
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from contracts.generate import (
     Prefill,
     Tokens,
 )
+from engine.model.decoder import Decoder
 from engine.server.lifecycle import Lifecycle, Stopped
 from support.engine_http import EngineCall, call
 from support.otlp_receiver import OtlpReceiver
@@ -223,3 +226,22 @@ def test_a_request_is_a_server_span_with_its_phases(serve: Serve) -> None:
         assert generate.start_ns <= spans[name].start_ns <= spans[name].end_ns <= generate.end_ns
     assert spans[names.SPAN_PREFILL].end_ns <= spans[names.SPAN_DECODE].start_ns
     assert spans[names.SPAN_DECODE].attributes[names.DECODE_ROUNDS] == 5
+
+
+def test_a_slow_chunk_still_gives_progress_every_second(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = Decoder.prefill
+
+    def slow_prefill(self: Decoder, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(2.5)
+        return prefill(self, *args, **kwargs)
+
+    monkeypatch.setattr(Decoder, "prefill", slow_prefill)
+    arrivals_s: list[float] = []
+    with EngineCall(served.port, make_request([7] * 60, 1)) as generation:
+        for event in generation:
+            arrivals_s.append(time.monotonic())
+            if isinstance(event, Tokens):
+                break
+    progress = [event for event in generation.events if isinstance(event, Prefill)]
+    assert [event.done for event in progress] == [0, 0, 60] and {event.total for event in progress} == {60}
+    assert max(after - before for before, after in pairwise(arrivals_s)) < 1.5
