@@ -109,6 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_json(add("models", "list the models that can be served and which are present"))
     fetch = add("fetch", "download a model into the home")
     fetch.add_argument("model", metavar="MODEL", help="a name that `soloist models` lists")
+    _add_convert(add("convert", "make a model folder from a checkpoint", "A stopped one goes on when run again."))
     chat = add("chat", "ask the running stack one question and print the answer as it comes")
     chat.add_argument("text", help="the question")
     chat.add_argument("--url", help="server to ask (default: the stack of this home, else port 8000)")
@@ -154,6 +155,14 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--report-fd", type=int, help=argparse.SUPPRESS)
 
 
+def _add_convert(convert: argparse.ArgumentParser) -> None:
+    convert.add_argument("source", metavar="SRC", type=Path, help="a folder with config.json, or a .gguf file")
+    convert.add_argument("--out", metavar="DIR", type=Path, required=True, help="the model folder to make")
+    convert.add_argument("--recipe", choices=("balanced", "compact", "exact"), help="bits per matrix (balanced)")
+    convert.add_argument("--name", help="the model's name (DIR's last part); a supported one must be that model")
+    convert.add_argument("--verify", action="store_true", help="read DIR again and compare every digest")
+
+
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 
@@ -191,6 +200,16 @@ def _models(options: argparse.Namespace, _extra: Sequence[str], context: Context
 def _fetch(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
     context.prepare()
     return _become((*context.choose(context.settings).fetch, options.model), context.settings)
+
+
+def _convert(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
+    context.prepare()
+    python = context.choose(context.settings).python
+    paths = (str(options.source.absolute()), "--out", str(options.out.absolute()))  # the folder changes below
+    given = {"--recipe": options.recipe, "--name": options.name}
+    words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    verify = ("--verify",) if options.verify else ()
+    return _become((python, "-m", "engine.convert", *paths, *words, *verify), context.settings)
 
 
 def _plan(_options: argparse.Namespace, extra: Sequence[str], context: Context) -> int:
@@ -240,6 +259,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace, Sequence[str], Context], int]] =
     "test": _test,
     "models": _models,
     "fetch": _fetch,
+    "convert": _convert,
     "plan": _plan,
     "chat": _chat,
     "doctor": _doctor,
