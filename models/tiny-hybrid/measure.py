@@ -7,6 +7,7 @@ counts when it equals the target's own token under the same noise. Does NOT trai
 from dataclasses import dataclass
 
 import torch
+from corpus import BASE_VOCABULARY
 from network import HybridNetwork
 from torch import Tensor
 
@@ -76,11 +77,14 @@ def measure_held_out(network: HybridNetwork, ids: Tensor, counts: Tensor) -> Hel
 def measure_generated(network: HybridNetwork, prompts: Tensor, num_tokens: int, temperature: float) -> Generated:
     """Continue each prompt, then see which drafts a speculative run would have had accepted.
 
-    Shapes: prompts [B, P]. Temperature 0 is greedy; otherwise target and draft share the noise of a position.
+    Shapes: prompts [B, P]. Temperature 0 is greedy; otherwise target and draft share the noise of a position. Special
+    tokens are masked, as by a logit bias, so that the text neither ends nor turns into a dialogue.
     """
     B, P = prompts.shape
     total = P + num_tokens
-    gumbel = _gumbel((B, total + _NUM_DRAFTS, network.config.vocab_size), torch.Generator().manual_seed(11))
+    mask = torch.zeros(network.config.vocab_size)
+    mask[BASE_VOCABULARY:] = float("-inf")
+    gumbel = _gumbel((B, total, network.config.vocab_size), torch.Generator().manual_seed(11))
     scale = 1 / temperature if temperature else 1.0
     bonus = gumbel if temperature else torch.zeros_like(gumbel)  # row p decides token p
     ids, cache, entropy = prompts, None, 0.0
@@ -88,20 +92,18 @@ def measure_generated(network: HybridNetwork, prompts: Tensor, num_tokens: int, 
     for position in range(P, total):
         out = network.decoder(input_ids=step, use_cache=True, **({} if cache is None else {"cache": cache}))
         cache = out.cache
-        scores = (out.logits[:, -1] * scale).log_softmax(-1)
-        entropy -= float((scores.exp() * scores).sum())
+        scores = (out.logits[:, -1] * scale + mask).log_softmax(-1)
+        entropy += float(torch.special.entr(scores.exp()).sum())
         step = (scores + bonus[:, position]).argmax(-1, keepdim=True)
         ids = torch.cat([ids, step], 1)
     states = network.drafts(network.hidden(ids), ids, _NUM_DRAFTS)
-    start = P - 1  # the first row whose drafted tokens were all generated
-    alive = torch.ones(B, states[0].shape[1] - start, dtype=torch.bool)
+    rows = slice(P - 1, total - _NUM_DRAFTS - 1)  # every token that these rows draft was generated
+    alive = torch.ones(B, rows.stop - rows.start, dtype=torch.bool)
     rates, expected = [], 1.0
     for index, state in enumerate(states):
-        T = state.shape[1]
-        offset = index + 2  # row t of draft index + 1 predicts token t + offset
-        draft = (network.logits(state) * scale).log_softmax(-1) + bonus[:, offset : offset + T]
-        right = draft.argmax(-1)[:, start:] == ids[:, offset : offset + T][:, start:]
-        accepted = alive & right
+        later = slice(rows.start + index + 2, rows.stop + index + 2)  # row t of draft index + 1 predicts t + index + 2
+        draft = (network.logits(state[:, rows]) * scale + mask).log_softmax(-1) + bonus[:, later]
+        accepted = alive & (draft.argmax(-1) == ids[:, later])
         rates.append(float(accepted.sum()) / max(1, int(alive.sum())))
         if index < 3:
             expected += float(accepted.float().mean())

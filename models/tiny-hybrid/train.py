@@ -1,7 +1,7 @@
 """Make the tiny hybrid model: `train.py prepare`, `train.py train`, then `train.py evaluate` prints its figures.
 
-Owns the command line, the token streams, the schedule and the loss. Uses corpus, dialogues, network and measure from
-this folder and the reference library; needs the development packages. The engine never imports it.
+Owns the command line, the token streams, the schedule and the loss. Uses corpus, dialogues, network, delta_rule and
+measure from this folder and the reference library; needs the development packages. The engine never imports it.
 """
 
 import argparse
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from corpus import MATRIX_ROWS, add_special_tokens, describe_sources, read_documents, train_tokenizer
+from delta_rule import use_training_delta_rule
 from dialogues import Dialogue, make_dialogues
 from measure import WINDOW, measure_generated, measure_held_out
-from network import HybridNetwork, init_weights, load_checkpoint, save_checkpoint, use_training_delta_rule, write_config
+from network import HybridNetwork, init_weights, load_checkpoint, save_checkpoint, write_config
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -33,7 +34,7 @@ _PROMPTS = (
     "def read(self, path):\n",
     "import os\nimport sys\n\n",
     "class Node:\n    ",
-    "<|im_start|>user\nHello<|im_end|>\n",
+    "The following section describes the",
 )
 
 
@@ -60,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("prepare", "train", "evaluate"))
     parser.add_argument("--work", type=Path, default=Path("build/tiny-hybrid"), help="token streams and training state")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
