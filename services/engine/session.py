@@ -38,7 +38,6 @@ class Session:
         """num_checkpoints is how many state images may be held; an executor that can rewind needs none."""
         self._executor: Final = executor
         self._ids: NDArray[np.int64] = np.empty(context_limit, dtype=np.int64)
-        self._num_rows = 0  # positions whose keys and values are in place, at least those of the state
         self._modes: list[ModeSpan] = []  # of the state's positions
         self._checkpoints = CheckpointRing(0 if executor.can_rewind else num_checkpoints)
         self._pacer = ChunkPacer(chunk_tokens)
@@ -71,7 +70,7 @@ class Session:
         At least the last id is left to compute, because its logits are not kept.
         Domain:  1 <= len(ids) < context limit.
         """
-        limit = min(len(ids) - 1, self._num_rows)
+        limit = min(len(ids) - 1, max(self.num_tokens, self._checkpoints.last_position))
         differing = np.flatnonzero(ids[:limit] != self._ids[:limit])
         num_shared = int(differing[0]) if len(differing) else limit
         self._logits = None
@@ -132,14 +131,12 @@ class Session:
 
     def pause(self) -> None:
         """Leave a checkpoint where the sequence stands, if checkpoints are of use here and the state is finite."""
-        position = self.num_tokens
-        if position and self._checkpoints.make_room(position):
+        if self._checkpoints.make_room(self.num_tokens):
             self._checkpoints.store(Checkpoint(self._executor.snapshot(), self.modes))
 
     def drop(self) -> None:
         """Forget everything: the state cannot be trusted."""
         self._logits = None
-        self._num_rows = 0
         self._modes.clear()
         self._checkpoints.clear()
         self._executor.rewind(0)
@@ -165,16 +162,14 @@ class Session:
         self._pacer.measured(len(taken), time.monotonic() - started_s)
 
     def _begin(self, ids: NDArray[np.int64]) -> int:
-        """Before positions are computed: what lay there and behind is gone, and with it its checkpoints."""
+        """Before positions are computed: rows that lay there and behind are gone, and with them their checkpoints."""
         start = self.num_tokens
-        self._num_rows = start
         self._checkpoints.forget_beyond(start)
         self._ids[start : start + len(ids)] = ids
         return start
 
     def _commit(self, start: int, num_tokens: int, mode: Mode) -> None:
         end = start + num_tokens
-        self._num_rows = end
         append_mode(self._modes, start, end, mode)
         if mode == "step" and end // INTERVAL_TOKENS > start // INTERVAL_TOKENS:
             self.pause()

@@ -74,16 +74,21 @@ class CheckpointRing:
         return [checkpoint.position for checkpoint in self._checkpoints]
 
     @property
+    def last_position(self) -> int:
+        """Where the last checkpoint is, 0 without one."""
+        return self._checkpoints[-1].position if self._checkpoints else 0
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all images."""
         return sum(checkpoint.image.num_bytes for checkpoint in self._checkpoints)
 
     def make_room(self, position: int) -> bool:
-        """Before an image of the timeline's end is taken: whether it is wanted; drops one if the ring is full.
+        """Before an image is taken at a position: whether it is wanted; drops one if the ring is full.
 
-        Domain:  no checkpoint lies beyond position.
+        Only the timeline's end is: whoever stands before the last checkpoint went back to one and computed nothing.
         """
-        if self.capacity == 0 or (self._checkpoints and self._checkpoints[-1].position == position):
+        if self.capacity == 0 or position <= self.last_position:
             return False
         if len(self._checkpoints) == self.capacity:
             del self._checkpoints[self._least_missed(position)]

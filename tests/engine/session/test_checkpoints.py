@@ -70,6 +70,8 @@ class Player:
         output_start = rng.choice([len(text), rng.randint(1, len(text))])
         kept = session.sync(as_ids(text))
         assert kept < len(text) and kept == session.num_tokens
+        if rng.random() < 0.1:
+            return session.pause()  # cancelled before anything was computed
         spans_left = rng.choice([LIMIT, LIMIT, rng.randint(0, 3)])
         for _ in session.prefill(as_ids(text), output_start, positions):
             spans_left -= 1
@@ -162,6 +164,21 @@ def test_a_branch_goes_back_to_the_nearest_checkpoint() -> None:
         branch = [*text[:position], (text[position] + 1) % VOCAB if position < 1000 else 1, *numbers(5, 1)]
         assert prefill(session, branch) == kept
         assert executor.num_computed == len(branch) - kept
+
+
+def test_going_back_without_computing_loses_nothing() -> None:
+    session, executor = make_session()
+    text = numbers(1000)
+    prefill(session, text, [300])
+    assert session.sync(as_ids([*text[:300], 99])) == 256
+    assert session.sync(as_ids([99])) == 0
+    executor.num_computed = 0
+    assert prefill(session, text) == 960 and executor.num_computed == 40, "the rows are still there"
+    assert session.sync(as_ids([*text[:300], 99])) == 256
+    session.pause()
+    assert session.checkpoint_positions == [256, 960]
+    session.advance(99)
+    assert session.sync(as_ids(text)) == 256, "now they are not"
 
 
 def test_a_hit_has_the_modes_and_the_bits_of_a_miss() -> None:
