@@ -82,6 +82,8 @@ class LlamaCppPeer:
 
 def open_transformers(weights_path: Path) -> TransformersPeer | Absent:
     """The peer, or why it is not there."""
+    if weights_path.suffix != ".gguf":
+        return Absent(f"{weights_path.name} is not a GGUF file")
     try:
         return TransformersPeer(weights_path)
     except ImportError as error:

@@ -28,6 +28,7 @@ from engine.machine import usable_cpus
 from engine.model_home import open_folder
 from engine.registry import lookup
 from engine.settings import read_environment
+from engine.spec import ModelSpec
 
 OURS, TRANSFORMERS, LLAMA_CPP = "soloist", "transformers", "llama_cpp"
 _PEERS = (TRANSFORMERS, LLAMA_CPP)
@@ -62,25 +63,23 @@ def main(arguments: list[str]) -> int:
     """Measure and report; exit code 2 when something to measure with is missing."""
     options = _read_options(arguments)
     try:
-        report = measure(options)
+        report = measure(options, resolve_home(read_environment()), lookup(options.model).spec)
     except ServiceError as error:
         sys.stderr.write(f"bench: {error.message}\n")
         return 2 if isinstance(error, SetupError) else 1
-    sys.stdout.write(msgspec.json.encode(report).decode() + "\n" if options.as_json else _render_table(report))
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n" if options.as_json else render_table(report))
     return 0
 
 
-def measure(options: Options) -> dict[str, object]:
-    """Run every round and make the report.
+def measure(options: Options, home: Path, spec: ModelSpec) -> dict[str, object]:
+    """Run every round on spec, the model that the options name, and make the report.
 
     Raises: SetupError when model or peer cannot be had; ServiceError when the engine fails.
     """
-    home = resolve_home(read_environment())
-    spec = lookup(options.model).spec
-    weights_path = open_folder(home, spec.name).weights_path
-    llama_cpp = open_llama_cpp(options.llama_bench, weights_path, options.threads)
+    folder = open_folder(home, spec.name)
+    llama_cpp = open_llama_cpp(options.llama_bench, folder.weights_path, options.threads)
     ours = OurEngine(home, spec, options.threads)
-    transformers = open_transformers(weights_path)
+    transformers = open_transformers(folder.weights_path)
     peers: dict[str, Contender | Absent] = {TRANSFORMERS: transformers, LLAMA_CPP: llama_cpp}
     contenders: dict[str, Contender] = {OURS: ours}
     contenders |= {name: peer for name, peer in peers.items() if not isinstance(peer, Absent)}
@@ -88,7 +87,7 @@ def measure(options: Options) -> dict[str, object]:
     for number in range(options.num_rounds + 1):
         round_samples = samples if number else {name: Samples() for name in contenders}  # the first one warms up
         order = list(contenders) if number % 2 else list(reversed(contenders))
-        work = _make_work(options, spec.vocab_size, number)
+        work = _make_work(options, folder.manifest.vocab_size, number)
         for name in order:
             _run_one(contenders[name], round_samples[name], work, options.what)
     ours.close()
@@ -193,7 +192,8 @@ def _read_options(arguments: list[str]) -> Options:
     )  # fmt: skip
 
 
-def _render_table(report: Mapping[str, object]) -> str:
+def render_table(report: Mapping[str, object]) -> str:
+    """The report for people."""
     peers, ranges, ratio = (cast(Mapping[str, Row], report[name]) for name in ("peers", "ranges", "ratio"))
     lines = [f"{'tokens a second':16} {'prefill':>9} {'range':>17} {'decode':>9} {'range':>17}  ours / theirs"]
     lines.append(_table_line(OURS, report, ranges[OURS]))
