@@ -21,7 +21,7 @@ from engine.memory.layout import LayoutBuilder, MemoryPlan, WayToFit
 from engine.model.decoder import Decoder, require_runnable
 from engine.model.reserve import DecoderHandles, reserve_decoder
 from engine.model_home import ModelFolder, open_folder
-from engine.ops.kv_layout import kv_layout
+from engine.ops.kv_layout import kv_layout, smaller_formats
 from engine.regions import group_regions
 from engine.session import Session
 from engine.settings import EngineConfig, EngineSettings
@@ -136,7 +136,8 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
         executor=decoder.name,
         memory=report_memory(plan),
     )
-    limits = RequestLimits(context_limit, manifest.vocab_size, tuple(manifest.stop_token_ids), plan.guards_repetition)
+    num_ids = manifest.vocab_size - plan.spec.dead_token_rows
+    limits = RequestLimits(context_limit, num_ids, tuple(manifest.stop_token_ids), plan.guards_repetition)
     speculation = make_speculation(plan.drafts, decoder)
     return Engine(session, speculation, identity, limits, is_fatal=_is_device_lost, on_fatal=on_fatal)
 
@@ -206,9 +207,10 @@ def _ways_to_fit(spec: ModelSpec, checkpoint: Checkpoint, window: Window, total_
     def way(change: str, smaller: Window) -> WayToFit:
         return WayToFit(change, total_bytes - _lay_out(spec, checkpoint, smaller)[0].total_bytes)
 
-    ways = []
-    if window.kv_format == "fp32":
-        ways.append(way("ENGINE_KV_FORMAT=bf16", replace(window, kv_format="bf16")))
+    ways = [
+        way(f"ENGINE_KV_FORMAT={smaller}", replace(window, kv_format=smaller))
+        for smaller in smaller_formats(window.kv_format, spec.attention.head_dim)
+    ]
     if window.chunk_tokens > 64:
         ways.append(way("ENGINE_CHUNK_TOKENS=64", replace(window, chunk_tokens=64)))
     if window.num_drafts:

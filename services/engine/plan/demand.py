@@ -57,7 +57,8 @@ class Planner:
     def lay_out(self, choice: Choice) -> Demand:
         """Reserve everything.
 
-        Raises: ValueError when the KV format cannot hold the model's heads.
+        Raises: SetupError when the recipe or the place of the embedding cannot be; ValueError when the KV format
+                cannot hold the model's heads.
         """
         device, host = LayoutBuilder(), LayoutBuilder()
         self._reserve_weights(choice, device, host)

@@ -1,7 +1,5 @@
 """The answer of `plan memory` as text for people. Owns columns and wording, no number of its own."""
 
-from itertools import groupby
-
 from contracts.engine_info import Region
 from engine.plan.report import MemoryDocument
 from engine.plan.ways import MIN_CONTEXT
@@ -50,19 +48,17 @@ def _sources(report: MemoryDocument) -> list[str]:
 
 
 def _arena(report: MemoryDocument) -> list[str]:
+    sections: dict[str, list[Region]] = {}
+    for region in report.regions:
+        sections.setdefault(region.name.partition(".")[0], []).append(region)
     lines = []
-    for section, members in groupby(report.regions, key=_section):
-        regions = list(members)
+    for section, regions in sections.items():
         if len(regions) == 1:
             lines.append(_row(regions[0].name, regions[0].bytes))
             continue
         lines.append(_row(section, sum(region.bytes for region in regions)))
         lines += [_row(f"  {region.name}", region.bytes) for region in regions]
     return [*lines, _row("arena", report.total_bytes), _row("left", report.left_bytes)]
-
-
-def _section(region: Region) -> str:
-    return region.name.partition(".")[0]
 
 
 def _verdict(report: MemoryDocument) -> list[str]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from contracts.errors import SetupError
+from engine.ops.kv_layout import smaller_formats
 from engine.plan.demand import Choice, Place, Planner
-from engine.spec import KvFormat, RecipeName
+from engine.spec import RecipeName
 
 MAX_WAYS: Final = 3
 MIN_CONTEXT: Final = 4096
 CONTEXT_STEP: Final = 1024
-_FORMATS: Final[tuple[KvFormat, ...]] = ("fp32", "bf16", "int8", "rk4v4-e8")
 _RECIPES: Final[tuple[RecipeName, ...]] = ("exact", "balanced", "compact")
 
 
@@ -63,7 +63,7 @@ def _smaller(planner: Planner, wish: Choice) -> Iterator[Choice]:
         recipes += _RECIPES[_RECIPES.index(wish.recipe) + 1 :]
     elif planner.can_convert:
         recipes.append("compact")
-    for kv_format in _FORMATS[_FORMATS.index(wish.kv_format) :]:
+    for kv_format in (wish.kv_format, *smaller_formats(wish.kv_format, planner.spec.attention.head_dim)):
         for place in places:
             for recipe in recipes:
                 choice = replace(wish, kv_format=kv_format, embedding=place, recipe=recipe)
@@ -74,7 +74,7 @@ def _smaller(planner: Planner, wish: Choice) -> Iterator[Choice]:
 def _is_smaller(planner: Planner, choice: Choice, wish: Choice) -> bool:
     try:
         return planner.total_bytes(choice) < planner.total_bytes(wish)
-    except (SetupError, ValueError):  # this model or version cannot hold it
+    except SetupError:  # the recipe cannot hold the model's matrices
         return False
 
 

@@ -35,6 +35,7 @@ SWEEP_CANDIDATES = (0, 2, 3)
 # squared error. Changing it changes bytes, never decode; docs/notes/kv_codec.md has the comparison with 1 and 0.
 WEIGHT_EXPONENT = 2
 
+# In the order of bytes a token.
 _ELEMENT_BYTES: dict[KvFormat, int] = {"fp32": 4, "bf16": 2, "int8": 1, "rk4v4-e8": 4}
 _SCALE_BYTES = 2
 
@@ -89,10 +90,9 @@ def kv_layout(kv_format: KvFormat, num_kv_heads: int, head_dim: int) -> KvLayout
     """
     if kv_format not in _ELEMENT_BYTES:
         raise ValueError(f"unknown KV format {kv_format!r}; known are {', '.join(_ELEMENT_BYTES)}")
-    if kv_format == "rk4v4-e8" and head_dim not in E8_HEAD_DIMS:
-        raise ValueError(f"KV format rk4v4-e8 needs head_dim in {E8_HEAD_DIMS}, not {head_dim}")
-    if kv_format == "int8" and (head_dim <= 0 or head_dim % GROUP_DIMS):
-        raise ValueError(f"KV format int8 needs head_dim in multiples of {GROUP_DIMS}, not {head_dim}")
+    if not _can_hold(kv_format, head_dim):
+        wanted = f"in {E8_HEAD_DIMS}" if kv_format == "rk4v4-e8" else f"in multiples of {GROUP_DIMS}"
+        raise ValueError(f"KV format {kv_format} needs head_dim {wanted}, not {head_dim}")
     return KvLayout(kv_format, num_kv_heads, head_dim)
 
 
@@ -102,6 +102,12 @@ def kv_bytes_per_token(kv_format: KvFormat, num_layers: int, num_kv_heads: int, 
     Raises: ValueError when the format cannot hold this head_dim.
     """
     return num_layers * kv_layout(kv_format, num_kv_heads, head_dim).bytes_per_token
+
+
+def smaller_formats(kv_format: KvFormat, head_dim: int) -> tuple[KvFormat, ...]:
+    """The formats that take fewer bytes and can hold head_dim, the largest first."""
+    formats = tuple(_ELEMENT_BYTES)
+    return tuple(smaller for smaller in formats[formats.index(kv_format) + 1 :] if _can_hold(smaller, head_dim))
 
 
 def is_rotated(kv_format: KvFormat) -> bool:
@@ -119,3 +125,9 @@ def fingerprint(kv_format: KvFormat, head_dim: int) -> str:
         f"rk4v4-e8 v{FORMAT_VERSION} d{head_dim} h64 plane{head_dim // BLOCK_DIMS} g{GROUP_DIMS} "
         f"w{WEIGHT_EXPONENT} s{divisors} centred"
     )
+
+
+def _can_hold(kv_format: KvFormat, head_dim: int) -> bool:
+    if kv_format == "rk4v4-e8":
+        return head_dim in E8_HEAD_DIMS
+    return kv_format != "int8" or (head_dim > 0 and head_dim % GROUP_DIMS == 0)
