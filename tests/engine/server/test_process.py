@@ -110,7 +110,7 @@ def test_a_plan_that_does_not_fit_is_one_line_and_exit_code_2(tiny_home: Path) -
     [
         ({"memory_bytes": 1000}, "No single change is enough"),
         ({"context": 2048}, "ENGINE_CONTEXT is 2048, tiny-engine has a window of 1024"),
-        ({"kv_format": "rk4v4-e8"}, "KV format rk4v4-e8 is not supported"),
+        ({"kv_format": "rk4v4-e8"}, "KV format rk4v4-e8 needs head_dim"),
         pytest.param(
             {"device": "cuda"}, "sees no CUDA device",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
