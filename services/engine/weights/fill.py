@@ -22,6 +22,7 @@ from engine.weights.tensor_source import TensorSource
 
 _CHUNK_ELEMENTS = 1 << 20  # temporaries of a chunk stay in the processor's cache, and few are in flight
 _MAX_AHEAD = 16
+_RELEASE_CHUNKS = 64
 
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
@@ -104,7 +105,7 @@ def _fill_dense(
         return _to_bf16(source, chunk.part.tensor, values)
 
     total = Fidelity()
-    for chunk, (rows, fidelity) in _in_order(need, encode, executor):
+    for chunk, (rows, fidelity) in _in_order(need, source, encode, executor):
         sink.put(f"{need.region}.weight", chunk.first_row, rows)
         total = _add(total, fidelity)
     return total
@@ -122,7 +123,7 @@ def _fill_packed(
     minima = np.empty_like(scales) if form.has_minimum else None
     high = _high_lanes(num_rows, need.num_cols, form.bits)
     total = Fidelity()
-    for chunk, rows in _in_order(need, encode, executor):
+    for chunk, rows in _in_order(need, source, encode, executor):
         span = slice(chunk.first_row, chunk.first_row + chunk.stop - chunk.start)
         sink.put(f"{need.region}.codes", chunk.first_row, rows.codes)
         scales[:, span] = rows.scales.T
@@ -181,22 +182,26 @@ def _to_bf16(source: TensorSource, tensor: str, values: NDArray[np.float32]) -> 
 
 
 def _in_order(
-    need: MatrixNeed, encode: Callable[[_Chunk], Result], executor: Executor | None
+    need: MatrixNeed, source: TensorSource, encode: Callable[[_Chunk], Result], executor: Executor | None
 ) -> Iterator[tuple[_Chunk, Result]]:
-    """Encoded chunks in order; few are ahead of the one that is taken, so that results do not pile up."""
+    """Encoded chunks in order; neither results nor pages of the source pile up."""
     chunks = _chunks(need)
-    if executor is None:
-        yield from ((chunk, encode(chunk)) for chunk in chunks)
-        return
-    running: deque[tuple[_Chunk, Future[Result]]] = deque()
+    results = map(encode, chunks) if executor is None else _few_ahead(chunks, encode, executor)
+    for count, (chunk, result) in enumerate(zip(chunks, results, strict=True), start=1):
+        yield chunk, result
+        if count % _RELEASE_CHUNKS == 0:
+            source.release()
+
+
+def _few_ahead(chunks: list[_Chunk], encode: Callable[[_Chunk], Result], executor: Executor) -> Iterator[Result]:
+    """Results in order, with few running ahead of the one that is taken."""
+    running: deque[Future[Result]] = deque()
     for chunk in chunks:
-        running.append((chunk, executor.submit(encode, chunk)))
+        running.append(executor.submit(encode, chunk))
         if len(running) > _MAX_AHEAD:
-            first, future = running.popleft()
-            yield first, future.result()
+            yield running.popleft().result()
     while running:
-        first, future = running.popleft()
-        yield first, future.result()
+        yield running.popleft().result()
 
 
 def _chunks(need: MatrixNeed) -> list[_Chunk]:
