@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import torch
+from torch.nn import functional
 
-from engine.ops.attention_layout import round_up_to_grid
+from engine.ops.attention_layout import GRID_ROWS, round_up_to_grid
 
 _MIN_ROWS = 16  # a product of fewer rows takes other sums in the library
 
@@ -30,16 +31,24 @@ def attention(
         return
     grouped_q = q.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
     grouped_out = out.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    # One grid block's future; a block of rows lies within one, so it needs some of these rows.
+    future = torch.full((GRID_ROWS, GRID_ROWS), float("-inf"), device=q.device).triu_(1)
     for first, last in _blocks(start, start + num_tokens, block_rows):
         num_rows, num_positions = last - first, round_up_to_grid(last)
-        rows = q.new_zeros(num_kv_heads, group, max(num_rows, min(_MIN_ROWS, block_rows)), head_dim)
-        rows[:, :, :num_rows] = grouped_q[:, :, first - start : last - start]
-        weights = _score(rows.view(num_kv_heads, -1, head_dim), keys[:, :num_positions], scale, scores)
-        future = torch.full((num_rows, num_positions - first), float("-inf"), device=q.device).triu_(1)
-        weights.view(num_kv_heads, group, -1, num_positions)[:, :, :num_rows, first:].add_(future)
+        grid_start = num_positions - GRID_ROWS
+        rows = _at_least(min(_MIN_ROWS, block_rows), grouped_q[:, :, first - start : last - start])
+        weights = _score(rows.reshape(num_kv_heads, -1, head_dim), keys[:, :num_positions], scale, scores)
+        unmasked = weights.view(num_kv_heads, group, -1, num_positions)[:, :, :num_rows, grid_start:]
+        unmasked += future[first - grid_start : last - grid_start]
         torch.softmax(weights, dim=-1, out=weights)
         attended = torch.bmm(weights, values[:, :num_positions]).view(num_kv_heads, group, -1, head_dim)
         grouped_out[:, :, first - start : last - start] = attended[:, :, :num_rows]
+
+
+def _at_least(num_rows: int, rows: torch.Tensor) -> torch.Tensor:
+    """rows [Hkv, G, t, D], filled up with zeros to num_rows of them."""
+    missing = num_rows - rows.shape[2]
+    return rows if missing <= 0 else functional.pad(rows, (0, 0, 0, missing))
 
 
 def _score(rows: torch.Tensor, keys: torch.Tensor, scale: float, scores: torch.Tensor) -> torch.Tensor:
