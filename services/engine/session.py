@@ -42,6 +42,7 @@ class Session:
         self._checkpoints = CheckpointRing(0 if executor.can_rewind else num_checkpoints)
         self._pacer = ChunkPacer(chunk_tokens)
         self._logits: Logits | None = None
+        self.restore_s = 0.0  # what the last sync spent on putting an image back, 0 when it did not
 
     @property
     def num_tokens(self) -> int:
@@ -74,12 +75,15 @@ class Session:
         differing = np.flatnonzero(ids[:limit] != self._ids[:limit])
         num_shared = int(differing[0]) if len(differing) else limit
         self._logits = None
+        self.restore_s = 0.0
         checkpoint = self._checkpoints.best(num_shared)
         best = 0 if checkpoint is None else checkpoint.position
         if best <= self.num_tokens <= num_shared:
             return self.num_tokens
         if checkpoint is not None:
+            started_s = time.monotonic()
             self._executor.restore(checkpoint.image)
+            self.restore_s = time.monotonic() - started_s
             self._modes = list(checkpoint.modes)
             return checkpoint.position
         kept = self._executor.rewind(num_shared)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.errors import NumericalError, ServiceError
-from contracts.generate import Accepted, Event, Finished, Prefill, Timings, Tokens, Usage
+from contracts.generate import Accepted, Event, Finished, Prefill, Tier, Timings, Tokens, Usage
 from engine.runtime.decode import DecodedSequence, Decoding, End, Round
 from engine.runtime.job import Job
 from engine.runtime.speculate import Speculation
@@ -20,6 +20,10 @@ from engine.runtime.speculate import Speculation
 
 class LiveSequence(DecodedSequence, Protocol):
     """The one sequence of the engine, as a request uses it."""
+
+    @property
+    def restore_s(self) -> float:
+        """Seconds the last sync spent on putting a state back from host memory, 0 when it did not."""
 
     def sync(self, ids: NDArray[np.int64]) -> int:
         """Keep what ids share with the sequence, drop the rest; returns how many positions are kept, below len(ids)."""
@@ -43,6 +47,7 @@ class Generation:
         self._decoding = Decoding(job, vocab_size, speculation)
         self._started_s = time.monotonic()
         self._first_token_s: float | None = None
+        self._restore_ms = 0.0
         self.num_cached = 0
         self.num_computed = 0
         self.num_new = 0
@@ -56,7 +61,8 @@ class Generation:
         """
         job = self._job
         self.num_cached = self._sequence.sync(job.ids)
-        yield Accepted(cached_tokens=self._cached_prompt, tier="device" if self.num_cached else "none", restore_ms=0.0)
+        self._restore_ms = 1e3 * self._sequence.restore_s
+        yield Accepted(self._cached_prompt, self._tier, self._restore_ms)
         end = self._decoding.end() or self._interrupted()  # a resumed request may have nothing left to generate
         if end is None:
             end = yield from self._prefill()
@@ -64,6 +70,13 @@ class Generation:
             end = yield from self._decode()
         self._sequence.pause()
         yield Finished(end.reason, self._usage(), self._timings(), guard=end.guard)
+
+    @property
+    def _tier(self) -> Tier:
+        """Where the reused state came from; keys and values are on the device in every case."""
+        if self.num_cached == 0:
+            return "none"
+        return "host" if self._restore_ms else "device"
 
     @property
     def _cached_prompt(self) -> int:
@@ -121,7 +134,7 @@ class Generation:
         arrived_s, first_s = self._job.arrived_s, self._first_token_s
         return Timings(
             queue_ms=1e3 * (self._started_s - arrived_s),
-            restore_ms=0.0,
+            restore_ms=self._restore_ms,
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
             ttft_ms=None if first_s is None else 1e3 * (first_s - arrived_s),

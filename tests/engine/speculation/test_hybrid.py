@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from contracts.generate import Accepted
 from engine.engine import Engine
 from engine.memory.arena import Arena
 from engine.model.decoder import Decoder
@@ -217,7 +218,10 @@ def test_a_branch_from_a_checkpoint_equals_a_cold_start(hybrid: Decoder, prompt:
     warm = make_runner(hybrid, MtpDrafter(hybrid), 3)
     warm.run(prompt, 20, checkpoints=[64, 100], sampling=SAMPLINGS["sampled"])
     assert warm.run(branch, 10, sampling=SAMPLINGS["penalised"]) == expected
-    assert warm.finished.usage.cached_tokens == position // 64 * 64
+    accepted = warm.events[0]
+    assert isinstance(accepted, Accepted) and accepted.cached_tokens == position // 64 * 64
+    assert (accepted.tier, accepted.restore_ms > 0.0) == (("host", True) if position >= 64 else ("none", False))
+    assert warm.finished.timings.restore_ms == accepted.restore_ms
     assert rows_of(warm, branch, 10) == rows_of(cold, branch, 10)
 
 
