@@ -13,6 +13,7 @@ from typing import IO
 
 from launcher.console import Console
 from launcher.errors import LauncherError
+from launcher.home_check import check_room
 from launcher.process import describe_exit
 from launcher.programs import Programs
 from launcher.settings import LauncherSettings
@@ -35,6 +36,7 @@ def run_detached(options: UpOptions, settings: LauncherSettings, programs: Progr
     exit_code = fetch_model(choose_model(options, settings.inherited), settings, programs)
     if exit_code != 0:
         return exit_code
+    check_room(settings.home)
     log_path = _prepare_log(settings.run_folder)
     read_fd, write_fd = os.pipe()
     with os.fdopen(read_fd, "rb") as reports, log_path.open("ab") as log:

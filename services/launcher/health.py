@@ -12,11 +12,15 @@ READY_PATH = "/health/ready"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """progress is 0..1 where the service says it; message is its own word on why it is not ready."""
+    """progress is 0..1 where the service says it; message is its own word on why it is not ready.
+
+    is_final says that waiting does not help.
+    """
 
     is_ready: bool
     progress: float | None = None
     message: str | None = None
+    is_final: bool = False
 
 
 def probe_http(host: str, port: int) -> Probe:
@@ -38,14 +42,15 @@ def probe_redis(host: str, port: int) -> Probe:
     try:
         with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection:
             connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
+            answer = connection.recv(512)
     except ConnectionRefusedError:
         return Probe(False)  # not listening (yet): nothing more to say
     except OSError as error:
         return Probe(False, message=error.strerror or str(error))
     if answer.startswith((b"+PONG", b"-NOAUTH")):
         return Probe(True)
-    return Probe(False, message=answer.decode("utf-8", "replace").strip() or "closed the connection")
+    message = answer.decode("utf-8", "replace").strip() or "closed the connection"
+    return Probe(False, message=message, is_final=answer.startswith(b"-MISCONF"))  # it cannot write to its disk
 
 
 def probe_redis_url(url: str) -> Probe:

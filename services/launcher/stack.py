@@ -142,6 +142,8 @@ class Stack:
                     probe = child.spec.probe()
                     child.is_ready = probe.is_ready
                     progress.note(child.name, probe, time.monotonic())
+                    if probe.is_final:
+                        raise LauncherError(f"{child.name} cannot become ready: {probe.message}")
             if all(child.is_ready for child in self._children):
                 return
             self._reporter.status("starting:", progress.describe(time.monotonic()))

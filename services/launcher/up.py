@@ -5,6 +5,7 @@ Does not know how children live (stack), which ports they get (stack_plan) or ho
 
 import json
 import os
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.child import Child, ChildSpec
 from launcher.console import Console, PipeReporter, Reporter, format_duration
 from launcher.errors import LauncherError, as_launcher_error
 from launcher.health import hide_password, probe_http, probe_redis, probe_redis_url
+from launcher.home_check import check_room
 from launcher.ports import LOOPBACK, local_host
 from launcher.process import describe_exit, end_process, identify, run_leashed
 from launcher.programs import Programs
@@ -57,6 +59,7 @@ def run_foreground(
             plan = make_plan(options, settings, programs)
             if piped is None and (exit_code := fetch_model(plan.model, settings, programs)) != 0:
                 return exit_code
+            check_room(settings.home)
             return _run_stack(options, plan, settings, programs, console=console, piped=piped)
     except (LauncherError, OSError) as error:
         reason = as_launcher_error(error) if isinstance(error, OSError) else error
@@ -108,6 +111,7 @@ def _run_stack(
     started_at_s = time.time()
     stop_s = sum(child.spec.grace_s for child in children)
     reporter: Reporter = piped or console
+    was_announced = threading.Event()
 
     def record(phase: str) -> None:
         running = ((child, child.process_name()) for child in children)
@@ -120,10 +124,14 @@ def _run_stack(
     def record_later(phase: str) -> None:
         try:
             record(phase)
-        except OSError as error:  # a full disk must not keep the stack from stopping
-            reporter.line(f"cannot update the state file: {error}")
+        except OSError as error:
+            text = f"cannot write the state file in {settings.run_folder}: {as_launcher_error(error).message}"
+            if phase != "stopping" and not was_announced.is_set():
+                raise LauncherError(text) from error
+            reporter.line(text)  # a full disk must not keep a running stack from stopping
 
     def announce(took_s: float) -> None:
+        was_announced.set()
         console.clear_status()
         log_path = settings.run_folder / LOG_NAME
         for line in announcement(plan, took_s, is_detached=piped is not None, log_path=log_path):

@@ -1,5 +1,6 @@
 """What the launcher decides without running anything: restarts, stalls, tiers, addresses, reports, findings."""
 
+import errno
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from launcher.console import Console, PipeReporter, format_bytes, format_duratio
 from launcher.doctor import Check, show
 from launcher.errors import LauncherError
 from launcher.health import Probe, hide_password
+from launcher.home_check import check_room
 from launcher.ports import find_port_problem, local_host
 from launcher.programs import find_embedded_valkey, find_redis_server
 from launcher.quality import Step, Tiers, list_steps, run_steps
@@ -223,3 +225,23 @@ def test_doctor_names_a_port_in_use(stack: FakeStack) -> None:
         done = stack.run("doctor")
     assert done.returncode == 1
     assert "is in use by another program" in done.stdout and "fix: start with --port N" in done.stdout
+
+
+def test_a_full_disk_is_named_before_anything_starts(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    check_room(home, reserve_bytes=1)
+    assert list(home.iterdir()) == []
+    with pytest.raises(
+        LauncherError, match=r"home has .* free, 1000000000\.0 GB needed: make room or move"
+    ):
+        check_room(home, reserve_bytes=10**18)
+
+
+def test_a_home_that_takes_no_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(LauncherError, match=r"cannot write to .*: No space left on device; make room or move SOLOIST_"):
+        check_room(tmp_path, reserve_bytes=1)
+    assert list(tmp_path.iterdir()) == []
