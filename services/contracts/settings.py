@@ -6,13 +6,14 @@ os.environ on. A misspelt PREFIX_* variable is an error, because a silent defaul
 
 from collections.abc import Mapping
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
 from contracts.errors import SetupError
 from contracts.home import resolve_home
 
-__all__ = ["load", "resolve_home"]
+__all__ = ["load", "read_otlp_endpoint", "resolve_home"]
 
 Settings = TypeVar("Settings", bound=msgspec.Struct)
 
@@ -37,3 +38,31 @@ def load(kind: type[Settings], prefix: str, environ: Mapping[str, str]) -> Setti
         text, _, path = str(error).partition(" - at ")
         field = path.strip("`").removeprefix("$.")
         raise SetupError(f"{prefix}_{field.upper()}={given.get(field)!r}: {text}") from error
+
+
+def read_otlp_endpoint(environ: Mapping[str, str]) -> str | None:
+    """OTEL_EXPORTER_OTLP_ENDPOINT, the base URL of an OTLP/HTTP collector; None when unset or OTEL_SDK_DISABLED=true.
+
+    Raises: SetupError naming the variable, its value and what was expected.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    endpoint = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip()
+    if not endpoint:
+        return None
+    if not _is_http_url(endpoint):
+        raise SetupError(
+            f"OTEL_EXPORTER_OTLP_ENDPOINT={endpoint!r}: expected an http:// or https:// URL with a host, "
+            "such as http://127.0.0.1:4318"
+        )
+    return endpoint
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    has_host = bool(parts.hostname) and port != 0 and not any(char.isspace() for char in text)
+    return parts.scheme in ("http", "https") and has_host and not (parts.query or parts.fragment)

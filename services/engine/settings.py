@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from contracts.errors import SetupError
-from contracts.settings import load, resolve_home
+from contracts.settings import load, read_otlp_endpoint, resolve_home
 
 # One row at a time NumPy's BLAS is bound by memory, a second thread only gets in the way. Waiting threads must sleep,
 # not spin: with another process on the cores a spinning team makes every parallel region ten times slower.
@@ -79,7 +79,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> EngineConfig:
     settings = load(EngineSettings, "ENGINE", variables)
     if not settings.host:
         raise SetupError("ENGINE_HOST is empty; expected an address such as 127.0.0.1")
-    return EngineConfig(settings, resolve_home(variables), _read_endpoint(variables))
+    return EngineConfig(settings, resolve_home(variables), read_otlp_endpoint(variables))
 
 
 def read_environment() -> dict[str, str]:
@@ -90,9 +90,3 @@ def read_environment() -> dict[str, str]:
 def library_environment() -> dict[str, str]:
     """A copy of the environment with what the numerical libraries read once, when they are loaded."""
     return _LIBRARY_VARIABLES | os.environ
-
-
-def _read_endpoint(variables: Mapping[str, str]) -> str | None:
-    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    return variables.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None

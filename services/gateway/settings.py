@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from contracts.errors import SetupError
-from contracts.settings import load, resolve_home
+from contracts.settings import load, read_otlp_endpoint, resolve_home
 
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -66,7 +66,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> GatewayConfig:
     return GatewayConfig(
         settings=msgspec.structs.replace(settings, engine_url=engine_url),
         home=resolve_home(variables),
-        otlp_endpoint=_read_endpoint(variables),
+        otlp_endpoint=read_otlp_endpoint(variables),
     )
 
 
@@ -79,9 +79,3 @@ def child_environment(**variables: str) -> dict[str, str]:
     """This process's environment for a child process, without settings of ours but these."""
     own = ("GATEWAY_", "ENGINE_", "OTEL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(own)} | variables
-
-
-def _read_endpoint(variables: Mapping[str, str]) -> str | None:
-    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    return variables.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None

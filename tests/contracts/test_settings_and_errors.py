@@ -36,6 +36,24 @@ def test_load_refuses_naming_variable_and_value(environ: dict[str, str], text: s
     assert text in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["nonsense", "localhost:4318", "http://", "ftp://h:1", "http://h:port", "http://h:0", "http://a b", "http://:1"],
+)
+def test_a_collector_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(SetupError, match="expected an http:// or https:// URL with a host") as caught:
+        settings.read_otlp_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": url})
+    assert f"OTEL_EXPORTER_OTLP_ENDPOINT={url!r}" in caught.value.message
+
+
+@pytest.mark.parametrize("url", ["http://c:4318", "https://collector/base/", "http://[::1]:4318"])
+def test_a_collector_is_read_unless_switched_off(url: str) -> None:
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": url}
+    assert settings.read_otlp_endpoint(environ) == url
+    assert settings.read_otlp_endpoint(environ | {"OTEL_SDK_DISABLED": "TRUE"}) is None
+    assert settings.read_otlp_endpoint({}) is None
+
+
 def kinds(kind: type[ServiceError]) -> list[type[ServiceError]]:
     return [kind] + [deep for child in kind.__subclasses__() for deep in kinds(child)]
 

@@ -135,6 +135,7 @@ def test_a_killed_gateway_leaves_no_lease_behind(process: Process, home: Path, r
         ({"GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0", "GATEWAY_PORT": "99999"}, "GATEWAY_PORT"),
         ({"GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0", "GATEWAY_ENGINE_URL": "engine:8001"}, "GATEWAY_ENGINE_URL"),
         ({"GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0", "GATEWAY_BEAT_S": "11"}, "GATEWAY_BEAT_S"),
+        ({"GATEWAY_REDIS_URL": "redis://h:1/0", "OTEL_EXPORTER_OTLP_ENDPOINT": "nonsense"}, "ENDPOINT='nonsense'"),
         ({"GATEWAY_REDIS_URL": "redis://127.0.0.1:1/0", "GATEWAY_MODEL": "../etc"}, "GATEWAY_MODEL"),
     ],
 )

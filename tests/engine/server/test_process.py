@@ -90,6 +90,7 @@ def run_to_exit(module: str, env: dict[str, str]) -> tuple[int, str]:
         ({"ENGINE_PROT": "1"}, "unknown setting ENGINE_PROT"),
         ({"ENGINE_PORT": "http"}, "ENGINE_PORT='http'"),
         ({"ENGINE_CHUNK_TOKENS": "100"}, "multiple of 64"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "nonsense"}, "OTEL_EXPORTER_OTLP_ENDPOINT='nonsense': expected an http://"),
         ({"ENGINE_MODEL": "gpt-5"}, "model 'gpt-5' is not supported"),
         ({"ENGINE_MODEL": "smollm2-135m"}, "run: ./soloist fetch smollm2-135m"),
     ],
