@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider, UpDownCounter
 from opentelemetry.sdk.metrics import _Gauge as Gauge
@@ -22,6 +20,7 @@ from opentelemetry.trace import NoOpTracer, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, generate_latest
 
+from contracts.export_health import ExportHealth, WatchedMetricExporter, WatchedSpanExporter
 from contracts.telemetry import Metric
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -37,6 +36,7 @@ class Telemetry:
     meters: MeterProvider
     spans: TracerProvider | None
     registry: CollectorRegistry
+    export_health: ExportHealth | None = None
 
     def counter(self, metric: Metric) -> Counter:
         """The counter of a registered metric."""
@@ -80,28 +80,33 @@ class Telemetry:
         if self.spans is not None:
             self.spans.shutdown()
         self.meters.shutdown()
+        if self.export_health is not None:
+            self.export_health.remove()
 
 
 def start_telemetry(service: str, version: str, otlp_endpoint: str | None) -> Telemetry:
     """Set up one process; otlp_endpoint is the OTLP/HTTP base URL, None switches exporting off.
 
-    Effects: starts exporter threads when an endpoint is given, else none.
+    Effects: starts exporter threads and takes over the exporters' log when an endpoint is given, else nothing.
     """
     resource = Resource.create({"service.name": service, "service.version": version})
     registry = CollectorRegistry()
     readers: list[MetricReader] = [PrometheusMetricReader(registry=registry, scope_info_enabled=False)]
     spans = None
+    health = None
     tracer: Tracer = NoOpTracer()
     if otlp_endpoint is not None:
         base = otlp_endpoint.rstrip("/")
-        span_exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_TIMEOUT_S)
-        metric_exporter = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT_S)
+        health = ExportHealth(base)
+        health.install()
+        span_exporter = WatchedSpanExporter(base, EXPORT_TIMEOUT_S, health)
+        metric_exporter = WatchedMetricExporter(base, EXPORT_TIMEOUT_S, health)
         spans = TracerProvider(resource=resource, shutdown_on_exit=False)
         spans.add_span_processor(BatchSpanProcessor(span_exporter, schedule_delay_millis=1000))
         tracer = spans.get_tracer("soloist")
         readers.append(PeriodicExportingMetricReader(metric_exporter, export_interval_millis=10_000))
     meters = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
-    return Telemetry(tracer, meters, spans, registry)
+    return Telemetry(tracer, meters, spans, registry, health)
 
 
 def inject_context(headers: dict[str, str], context: Context | None = None) -> None:
