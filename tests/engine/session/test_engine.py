@@ -3,7 +3,9 @@
 import itertools
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -29,7 +31,7 @@ from contracts.generate import (
     Tokens,
 )
 from engine.engine import Engine
-from support.tiny_engine import TINY, Collector, make_request, start_engine
+from support.tiny_engine import TINY, Collector, make_home, make_request, start_engine
 
 NO_STOP = {"logit_bias": {0: -100.0, 2: -100.0}}
 LONG = 900
@@ -314,3 +316,15 @@ def test_drafting_changes_nothing_that_a_caller_sees(tiny_home: Path) -> None:
         assert usage.accepted_tokens == 60 - 1 - (len(batches) - 1) and usage.completion_tokens == 60
         engine.close(10.0)
     assert all(reply == replies[0] for reply in replies)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("setting", "length"), [("on", 1024), ("off", 1100)])
+def test_the_guard_ends_a_loop_unless_it_is_off(tmp_path: Path, setting: Literal["on", "off"], length: int) -> None:
+    spec = replace(TINY, context_limit=1200)
+    engine = start_engine(make_home(tmp_path, spec), spec, repetition_guard=setting)
+    loop = {"temperature": 0.0, "logit_bias": {40: 100.0}}
+    finished = last(generate(engine, make_request([5], 1100, sampling=loop)))
+    assert finished.usage.completion_tokens == length
+    assert (finished.reason, finished.guard) == (("stop", "repetition") if setting == "on" else ("length", None))
+    engine.close(10.0)
