@@ -5,6 +5,7 @@ The stack decides when to start, stop and restart; a child only obeys and report
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -19,6 +20,10 @@ from launcher.process import ProcessName, describe_exit, has_ended, identify, ki
 
 _LINE_BYTES_MAX = 65_536
 _PUMP_JOIN_S = 1.0
+_ROUTINE_LEVEL = re.compile(r"(?:\d{4}-\d\d-\d\d[T ][\d:,.]+Z? +)?\[?(?:DEBUG|INFO|NOTICE|WARNING|WARN)\b")
+_REDIS_LINE = re.compile(
+    r"\d+:(?:[A-Z] .*? |signal-handler \(\d+\) )(?:[-.*] |# (?:WARNING|User requested|Valkey is now|Redis is now)|Rec)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,19 @@ class ChildEnd:
     reason: str
 
 
+def describe_end(name: str, returncode: int, last_words: str) -> str:
+    """One line: a signal speaks for itself, an exit code is explained by what the service said last."""
+    ending = f"{name} ended with {describe_exit(returncode)}"
+    if returncode < 0:
+        return ending
+    return f"{ending}: {last_words}" if last_words else f"{ending}, without a message"
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line reports no fault: a level below ERROR, or a Redis line that is no error."""
+    return _ROUTINE_LEVEL.match(line) is not None or _REDIS_LINE.match(line) is not None
+
+
 class Child:
     """A service and, while it runs, its process."""
 
@@ -52,7 +70,7 @@ class Child:
         self._color_index = color_index
         self._process: subprocess.Popen[bytes] | None = None
         self._pump: threading.Thread | None = None
-        self._last_line = ""
+        self._last_words = ""
 
     @property
     def name(self) -> str:
@@ -68,7 +86,7 @@ class Child:
         """Run the program. Effects: call from the main thread only; a thread copies its lines to the log."""
         assert self._process is None, f"{self.name} already runs"
         self.is_ready = False
-        self._last_line = ""
+        self._last_words = ""
         self._process = spawn_leashed(
             self.spec.command, environ=self.spec.environ, cwd=self.spec.cwd, stdout=subprocess.PIPE
         )
@@ -91,9 +109,7 @@ class Child:
         returncode = self._process.returncode
         self._process = None
         self.is_ready = False
-        ending = f"{self.name} ended with {describe_exit(returncode)}"
-        last_words = f": {self._last_line}" if self._last_line else ", without a message"
-        return ChildEnd(returncode, ending + last_words)
+        return ChildEnd(returncode, describe_end(self.name, returncode, self._last_words))
 
     def send_stop(self) -> None:
         """Ask the process to end."""
@@ -111,5 +127,5 @@ class Child:
             while raw := pipe.readline(_LINE_BYTES_MAX):
                 text = raw.decode("utf-8", "replace").rstrip()
                 if text:
-                    self._last_line = text
+                    self._last_words = "" if is_routine(text) else text
                     self._console.service_line(self.name, text, color_index=self._color_index)

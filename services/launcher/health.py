@@ -76,9 +76,17 @@ def _read_readiness(status: int, body: bytes) -> Probe:
     if not isinstance(fields, dict):
         return Probe(status == http.client.OK)
     progress = fields.get("progress")
-    message = fields.get("message")
     return Probe(
         is_ready=status == http.client.OK,
         progress=float(progress) if isinstance(progress, int | float) else None,
-        message=message if isinstance(message, str) and message else None,
+        message=_read_message(fields),
     )
+
+
+def _read_message(fields: dict[str, object]) -> str | None:
+    """`message`, else the texts of `reasons`, in one line."""
+    message, reasons = fields.get("message"), fields.get("reasons")
+    if isinstance(message, str) and message:
+        return message
+    texts = [reason for reason in reasons if isinstance(reason, str)] if isinstance(reasons, list) else []
+    return "; ".join(texts) or None

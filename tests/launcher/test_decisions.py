@@ -231,9 +231,7 @@ def test_a_full_disk_is_named_before_anything_starts(tmp_path: Path) -> None:
     home = tmp_path / "home"
     check_room(home, reserve_bytes=1)
     assert list(home.iterdir()) == []
-    with pytest.raises(
-        LauncherError, match=r"home has .* free, 1000000000\.0 GB needed: make room or move"
-    ):
+    with pytest.raises(LauncherError, match=r"home has .* free, 1000000000\.0 GB needed: make room or move"):
         check_room(home, reserve_bytes=10**18)
 
 

@@ -58,7 +58,7 @@ def test_a_killed_child_is_named_with_its_signal(stack: FakeStack) -> None:
     launcher = stack.start_ready()
     os.kill(stack.pids("engine")[0], signal.SIGKILL)
     assert launcher.wait(10) == 1
-    assert "soloist: engine ended with signal SIGKILL: engine says hello" in stack.output()
+    assert stack.output().endswith("soloist: engine ended with signal SIGKILL\n"), "what it said before is no reason"
 
 
 def test_an_engine_that_refuses_is_exit_code_2(stack: FakeStack) -> None:
@@ -206,10 +206,7 @@ def test_restart_replaces_a_dead_child(stack: FakeStack) -> None:
     first = stack.pids("engine")[0]
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: "engine is ready again" in stack.output(), "the restart")
-    assert (
-        "engine ended with signal SIGKILL: engine says hello with model smollm2-135m; starting it again in 0.5 s"
-        in (stack.output())
-    )
+    assert "engine ended with signal SIGKILL; starting it again in 0.5 s" in stack.output()
     second = stack.pids("engine")[1]
     status = json.loads(stack.run("status", "--json").stdout)
     assert {child["name"]: child["pid"] for child in status["children"]}["engine"] == second
