@@ -90,9 +90,11 @@ def count_checkpoints(
             budget_bytes, reason = max(0, available.value) // _RAM_SHARE, f"a quarter of the {available.reason}"
     most = context_limit // _WINDOW_SHARE + 16
     count = min(budget_bytes // image_bytes, most)
+    remark = ""
+    if count == 0:
+        remark = "; every edit of a prompt computes it anew"
+    elif count == most:
+        remark = f"; more would be of no use for {context_limit} positions"
     log = _LOG.info if count else _LOG.warning
-    log(
-        "checkpoints: %d of %d bytes (budget %d bytes: %s)%s",
-        count, image_bytes, budget_bytes, reason, "" if count else "; every edit of a prompt computes it anew",
-    )  # fmt: skip
+    log("checkpoints: %d of %d bytes (budget %d bytes: %s)%s", count, image_bytes, budget_bytes, reason, remark)
     return count

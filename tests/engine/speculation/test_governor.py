@@ -136,7 +136,7 @@ def test_only_what_was_not_asked_for_is_switched_off(speculation: Literal["ngram
     ("budget", "available", "count", "text"),
     [
         (None, Reading(4000, "memory available"), 10, "a quarter of the memory available"),
-        (None, Reading(10**9, "memory available"), 24, "a quarter"),  # one for 1,024 positions and 16
+        (None, Reading(10**9, "memory available"), 24, "no use for 8192 positions"),  # one for 1,024 positions and 16
         (None, None, 1, "one image"),
         (1000, Reading(10**9, "x"), 10, "ENGINE_CHECKPOINT_BYTES"),
         (99, None, 0, "every edit of a prompt computes it anew"),
