@@ -23,6 +23,7 @@ from gateway.request_context import RequestContext
 
 # Shorter prompts take a few milliseconds at most; a thread would cost them more than they block.
 _INLINE_CHARS = 16_000
+_MESSAGE_CHARS = 32  # what a message costs besides its text
 _SEED_BITS = 63
 
 
@@ -81,14 +82,14 @@ class Admitter:
         return Admission(request, generate, model, budget, identity, cost_s, tokenize_s)
 
     async def _encode(self, request: ChatRequest, model: ReadyModel) -> tuple[list[int], float]:
-        num_chars = sum(len(part) for message in request.messages for part in message.parts)
-        encode = model.text.prompt.encode
+        num_chars = sum(_MESSAGE_CHARS + sum(map(len, message.parts)) for message in request.messages)
+        encode, window = model.text.prompt.encode, model.info.context_limit
         with self._tracer.start_as_current_span(names.SPAN_TOKENIZE, record_exception=False) as span:
             started_s = time.monotonic()
             if num_chars <= _INLINE_CHARS:
-                ids = encode(request.messages)
+                ids = encode(request.messages, window)
             else:
-                ids = await asyncio.to_thread(encode, request.messages)
+                ids = await asyncio.to_thread(encode, request.messages, window)
             tokenize_s = time.monotonic() - started_s
             span.set_attribute(names.TOKENS_PROMPT, len(ids))
         self._instruments.record_tokenize(tokenize_s)

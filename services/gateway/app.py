@@ -33,6 +33,7 @@ from gateway.request_context import context_of
 from gateway.settings import GatewayConfig
 from gateway.text.model_text import ModelText
 from gateway.turnstile import Turnstile, TurnstileLimits
+from gateway.wire.chat_request import BodyLimits
 
 VERSION = "0.1.0"
 
@@ -79,7 +80,7 @@ def _build(
         model=settings.model,
         created_s=int(time.time()),
         fingerprint=f"fp_{identity[:12]}",
-        max_nesting=settings.max_nesting,
+        body_limits=BodyLimits(settings.max_nesting, settings.max_messages),
         stall_s=settings.stall_s,
         telemetry=telemetry,
         instruments=instruments,

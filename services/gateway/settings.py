@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from contracts.errors import SetupError
 from contracts.settings import load, read_otlp_endpoint, resolve_home
+from gateway.wire.chat_messages import MAX_MESSAGES
 
 Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -21,6 +22,7 @@ Count = Annotated[int, Meta(ge=1)]
 class GatewaySettings(Struct, frozen=True):
     """Each field is the variable GATEWAY_<NAME>; times are seconds.
 
+    max_messages: messages of one request, their content parts included.
     first_beat_s: until then a streamed request may still be refused with a plain HTTP error.
     beat_s: the longest silence towards a streaming client. engine_idle_s: an engine silent for longer counts as lost.
     engine_wait_s: patience with an engine that vanished before the first token. stall_s: a client that reads nothing
@@ -35,6 +37,7 @@ class GatewaySettings(Struct, frozen=True):
     queue_limit: Count = 256
     max_body_bytes: Count = 20 << 20
     max_nesting: Annotated[int, Meta(ge=8, le=400)] = 128
+    max_messages: Count = MAX_MESSAGES
     first_beat_s: Seconds = 0.25
     beat_s: Annotated[float, Meta(gt=0.0, le=10.0)] = 8.0
     engine_idle_s: Seconds = 60.0

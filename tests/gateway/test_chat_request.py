@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRequest, ServiceError, SingleChoiceOnly, Unsupported
 from contracts.generate import Sampling
 from gateway.conversation import Message
-from gateway.wire.chat_request import ChatCall, parse_chat
+from gateway.wire.chat_request import BodyLimits, ChatCall, parse_chat
 
 HI = [{"role": "user", "content": "hi"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -19,7 +19,7 @@ NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "o
 
 def parse(**fields: Any) -> ChatCall:
     body = {"model": "local", "messages": HI} | fields
-    return parse_chat(json.dumps(body).encode(), default_model="served", max_nesting=32)
+    return parse_chat(json.dumps(body).encode(), "served", BodyLimits(32))
 
 
 def refuse(error: type[ServiceError], **fields: Any) -> ServiceError:
@@ -29,7 +29,7 @@ def refuse(error: type[ServiceError], **fields: Any) -> ServiceError:
 
 
 def test_a_minimal_body() -> None:
-    call = parse_chat(b'{"messages":[{"role":"user","content":"hi"}]}', default_model="served", max_nesting=32)
+    call = parse_chat(b'{"messages":[{"role":"user","content":"hi"}]}', "served", BodyLimits(32))
     request = call.request
     assert (call.stream, call.include_usage) == (False, False)
     assert (request.model, request.messages) == ("served", (Message("user", ("hi",)),))
@@ -246,12 +246,12 @@ def test_unknown_fields_are_ignored() -> None:
 )
 def test_bodies_that_are_no_request(body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        parse_chat(body, default_model="m", max_nesting=32)
+        parse_chat(body, "m", BodyLimits(32))
 
 
 def test_nesting_below_the_limit_is_fine() -> None:
     body = b'{"messages":[{"role":"user","content":"hi"}],"x":' + b"[" * 30 + b"]" * 30 + b"}"
-    assert parse_chat(body, default_model="m", max_nesting=32).request.messages[0].parts == ("hi",)
+    assert parse_chat(body, "m", BodyLimits(32)).request.messages[0].parts == ("hi",)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_nesting_below_the_limit_is_fine() -> None:
 )
 def test_half_characters_are_replaced_not_refused(escaped: str, text: str) -> None:
     body = f'{{"messages":[{{"role":"user","content":"{escaped}"}}]}}'.encode()
-    assert parse_chat(body, default_model="m", max_nesting=32).request.messages[0].parts == (text,)
+    assert parse_chat(body, "m", BodyLimits(32)).request.messages[0].parts == (text,)
 
 
 JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -288,3 +288,14 @@ def test_no_body_ends_in_anything_but_a_request_or_a_service_error(fields: dict[
         assert isinstance(error, InvalidRequest | Unsupported)
     else:
         assert call.request.messages or fields.get("messages")
+
+
+def test_messages_and_their_parts_are_counted_together() -> None:
+    part = {"type": "text", "text": "x"}
+    fits = {"messages": [{"role": "user", "content": [part] * 3}, *HI]}
+    limits = BodyLimits(32, max_messages=5)
+    assert len(parse_chat(json.dumps(fits).encode(), "m", limits).request.messages) == 2
+    for messages in (HI * 6, [{"role": "user", "content": [part] * 5}], [*HI, {"role": "user", "content": [part] * 4}]):
+        with pytest.raises(InvalidRequest, match=r"at least 6 items.*the limit is 5") as caught:
+            parse_chat(json.dumps({"messages": messages}).encode(), "m", limits)
+        assert caught.value.param == "messages"

@@ -28,7 +28,7 @@ CLAMP_HEADER = "x-soloist-max-tokens"
 WARNING_HEADER = "x-soloist-warning"
 TOKENIZE_HEADER = "x-soloist-tokenize-ms"
 # Larger bodies are parsed beside the event loop, so that other streams keep flowing.
-_INLINE_BODY_BYTES = 256 << 10
+_INLINE_BODY_BYTES = 64 << 10
 
 
 def chat_routes(gateway: Gateway) -> APIRouter:
@@ -107,8 +107,8 @@ class ChatResponse(Response):
 
 async def _parse(body: bytes, gateway: Gateway) -> ChatCall:
     if len(body) <= _INLINE_BODY_BYTES:
-        return parse_chat(body, default_model=gateway.model, max_nesting=gateway.max_nesting)
-    return await asyncio.to_thread(parse_chat, body, default_model=gateway.model, max_nesting=gateway.max_nesting)
+        return parse_chat(body, gateway.model, gateway.body_limits)
+    return await asyncio.to_thread(parse_chat, body, gateway.model, gateway.body_limits)
 
 
 async def _watch_disconnect(receive: Receive, interrupt: Interrupt) -> None:

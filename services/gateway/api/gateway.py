@@ -9,6 +9,7 @@ from gateway.drain import Drain
 from gateway.instruments import Instruments
 from gateway.readiness import Readiness
 from gateway.turnstile import Turnstile
+from gateway.wire.chat_request import BodyLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Gateway:
     model: str
     created_s: int
     fingerprint: str
-    max_nesting: int
+    body_limits: BodyLimits
     stall_s: float
     telemetry: Telemetry
     instruments: Instruments

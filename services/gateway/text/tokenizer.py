@@ -41,6 +41,7 @@ class TextTokenizer:
         vocab = parsed["model"]["vocab"]
         self._plain = Tokenizer.from_str(json.dumps(parsed | {"added_tokens": []}))
         self.token_bytes = _byte_table(vocab, self.control)
+        self._longest = _longest_token(parsed, self.token_bytes)
         self._check_control_is_unreachable()
 
     @property
@@ -51,6 +52,10 @@ class TextTokenizer:
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text by itself; no control token can come out. Releases the interpreter lock."""
         return [encoding.ids for encoding in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def fewest_ids(self, num_bytes: int) -> int:
+        """A proven lower bound of the ids that text of this size has; 0 where there is none."""
+        return 0 if self._longest is None else -(-num_bytes // self._longest)
 
     def _check_control_is_unreachable(self) -> None:
         ids = set(self.control_ids.values())
@@ -72,6 +77,11 @@ def _parse(file_content: bytes) -> Any:  # the JSON of a foreign file, checked h
     if strips:
         raise SetupError(f"tokenizer: control token {strips[0]!r} takes in its neighbours, which is not supported")
     return parsed
+
+
+def _longest_token(parsed: Any, token_bytes: Sequence[bytes]) -> int | None:
+    """Bytes of text that one id covers at most; None where a normalizer may shrink the text first."""
+    return None if parsed.get("normalizer") else max(1, *map(len, token_bytes))
 
 
 def _byte_table(vocab: dict[str, int], control: Sequence[ControlToken]) -> tuple[bytes, ...]:

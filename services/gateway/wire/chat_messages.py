@@ -8,6 +8,8 @@ from contracts.errors import InvalidRequest, Unsupported
 from gateway.conversation import Message, Role
 from gateway.wire.fields import Fields, as_object, refuse
 
+# Far above what a window can hold, far below what would keep a process busy.
+MAX_MESSAGES = 20_000
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -20,7 +22,7 @@ _IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 
 
-def read_messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
+def read_messages(fields: Fields, max_messages: int = MAX_MESSAGES) -> tuple[tuple[Message, ...], list[str]]:
     """The messages and warnings about what this model cannot be shown.
 
     Raises: InvalidRequest or Unsupported naming the position.
@@ -28,10 +30,14 @@ def read_messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
     items = fields.array("messages")
     if not items:
         raise InvalidRequest("messages must be a non-empty array", param="messages")
+    num_items = len(items)
+    check_count(num_items, max_messages)
     call_ids: set[str] = set()
     messages: list[Message] = []
     for index, item in enumerate(items):
         message = as_object(item, f"messages[{index}]")
+        num_items += _count_parts(message)
+        check_count(num_items, max_messages)
         role = _read_role(message)
         if role == "tool":
             _check_answers_call(message, call_ids)
@@ -42,6 +48,20 @@ def read_messages(fields: Fields) -> tuple[tuple[Message, ...], list[str]]:
     if _is_empty_assistant(messages[-1], items[-1]):
         messages.pop()
     return tuple(messages), warnings
+
+
+def check_count(num_items: int, limit: int) -> None:
+    """Raises: InvalidRequest when messages, with their content parts, are more than limit."""
+    if num_items > limit:
+        raise InvalidRequest(
+            f"messages has at least {num_items} items (messages and content parts), the limit is {limit}",
+            param="messages",
+        )
+
+
+def _count_parts(message: Fields) -> int:
+    content = message.raw("content")
+    return len(content) if isinstance(content, list) else 0
 
 
 def _read_role(message: Fields) -> Role:

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from contracts.errors import InvalidRequest, SingleChoiceOnly, Unsupported
 from gateway.conversation import ChatRequest, SamplingWish
-from gateway.wire.chat_messages import read_messages
-from gateway.wire.fields import Fields, as_object, decode_body, refuse, show
+from gateway.wire.chat_messages import MAX_MESSAGES, check_count, read_messages
+from gateway.wire.fields import Fields, as_object, count_items, decode_body, refuse, show
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -23,6 +23,14 @@ _TOOL_CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """How deep a body may nest, and how many messages (with their content parts) it may hold."""
+
+    max_nesting: int
+    max_messages: int = MAX_MESSAGES
+
+
+@dataclass(frozen=True, slots=True)
 class ChatCall:
     """A parsed body: the request, and how the client wants its reply."""
 
@@ -31,14 +39,15 @@ class ChatCall:
     include_usage: bool
 
 
-def parse_chat(body: bytes, *, default_model: str, max_nesting: int) -> ChatCall:
+def parse_chat(body: bytes, default_model: str, limits: BodyLimits) -> ChatCall:
     """Raises: InvalidRequest, SingleChoiceOnly or Unsupported naming the field, its value and what is allowed."""
-    fields = decode_body(body, max_nesting)
+    check_count(count_items(body, "messages", "content"), limits.max_messages)
+    fields = decode_body(body, limits.max_nesting)
     warnings: list[str] = []
     _refuse_unsupported(fields)
     _check_tools(fields, warnings)
     _check_effort(fields, warnings)
-    messages, message_warnings = read_messages(fields)
+    messages, message_warnings = read_messages(fields, limits.max_messages)
     options = fields.nested("stream_options")
     request = ChatRequest(
         model=fields.text("model") or default_model,

@@ -13,6 +13,10 @@ import msgspec
 from contracts.errors import InvalidRequest
 
 _MAX_SHOWN_CHARS = 60
+# Smaller objects hold no array worth counting here.
+_MIN_COUNTED_BYTES = 128
+_RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_ARRAY = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def decode_body(body: bytes, max_nesting: int) -> "Fields":
@@ -28,6 +32,25 @@ def decode_body(body: bytes, max_nesting: int) -> "Fields":
         raise InvalidRequest(f"the body must be a JSON object, not {_kind(value)}")
     _check_nesting(value, max_nesting)
     return Fields(value, "")
+
+
+def count_items(body: bytes, outer: str, inner: str) -> int:
+    """Items of the body's array outer, with those of the arrays inner of its objects; 0 when there are none.
+
+    Builds none of the values, so that a body of a million small ones is refused before it costs anything.
+    """
+    try:
+        items = _RAW_ARRAY.decode(_RAW_OBJECT.decode(body)[outer])
+    except (msgspec.DecodeError, RecursionError, KeyError):
+        return 0  # decode_body says what is wrong
+    return len(items) + sum(_count_inner(item, inner) for item in items if len(item) > _MIN_COUNTED_BYTES)
+
+
+def _count_inner(item: msgspec.Raw, inner: str) -> int:
+    try:
+        return len(_RAW_ARRAY.decode(_RAW_OBJECT.decode(item)[inner]))
+    except (msgspec.DecodeError, RecursionError, KeyError):
+        return 0
 
 
 class Fields:
