@@ -20,10 +20,11 @@ from launcher.detach import run_detached
 from launcher.doctor import Doctor, show
 from launcher.environment import Environment, Group, InstallTools, default_tools
 from launcher.errors import EXIT_FAILED, LauncherError, as_launcher_error
+from launcher.home_check import check_home
 from launcher.programs import Programs, choose_programs
 from launcher.quality import Tiers, list_steps, run_steps
 from launcher.settings import LauncherSettings, child_environment, load_settings
-from launcher.stack_plan import DEFAULT_MODEL, DEFAULT_PORT, UpOptions
+from launcher.stack_plan import DEFAULT_MODEL, DEFAULT_PORT, UpOptions, check_given
 from launcher.state import read_state
 from launcher.up import run_foreground
 
@@ -169,6 +170,8 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _up(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
     wanted = UpOptions(options.model, options.port, restarts=options.restart)
+    check_home(context.settings.home)
+    check_given(wanted, context.settings)
     if options.report_fd is None:
         context.prepare()
     programs = context.choose(context.settings)
@@ -178,10 +181,12 @@ def _up(options: argparse.Namespace, _extra: Sequence[str], context: Context) ->
 
 
 def _down(_options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
+    check_home(context.settings.home)
     return stop_stack(context.settings, context.out)
 
 
 def _status(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
+    check_home(context.settings.home)
     return show_status(context.settings, context.out, as_json=options.json)
 
 
@@ -192,12 +197,14 @@ def _test(options: argparse.Namespace, extra: Sequence[str], context: Context) -
 
 
 def _models(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
+    check_home(context.settings.home)
     context.prepare()
     command = context.choose(context.settings).models
     return _become((*command, "--json") if options.json else command, context.settings)
 
 
 def _fetch(options: argparse.Namespace, _extra: Sequence[str], context: Context) -> int:
+    check_home(context.settings.home)
     context.prepare()
     return _become((*context.choose(context.settings).fetch, options.model), context.settings)
 

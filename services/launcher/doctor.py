@@ -21,10 +21,11 @@ from launcher.control import look
 from launcher.environment import INSTALL_BYTES_MIN, Environment
 from launcher.errors import EXIT_FAILED, LauncherError
 from launcher.health import hide_password, probe_redis_url
+from launcher.home_check import find_home_problem
 from launcher.ports import LOOPBACK, find_port_problem
 from launcher.programs import Programs, find_embedded_valkey
 from launcher.settings import LauncherSettings, child_environment
-from launcher.stack_plan import UpOptions, choose_model, choose_port
+from launcher.stack_plan import UpOptions, choose_model, choose_port, find_given_redis
 
 HOME_BYTES_MIN = 500_000_000
 MEMORY_BYTES_MIN = 1_000_000_000
@@ -53,6 +54,7 @@ class Doctor:
         self._programs = programs
         self._environment = environment
         self._has_packages = environment.is_ready(["run"])
+        self._has_home = find_home_problem(settings.home) is None
 
     def run(self) -> list[Check]:
         """All checks, in the order in which a start needs them."""
@@ -103,7 +105,7 @@ class Doctor:
         return Check("gpu", "ok", f"{cards}, driver {answer[0]['driver']}")
 
     def _port(self) -> Check:
-        if look(self._settings).state != "not running":
+        if self._has_home and look(self._settings).state != "not running":
             return Check("port", "ok", "held by the Soloist that runs on this home")
         try:
             port = choose_port(UpOptions(), self._settings.inherited)
@@ -119,6 +121,8 @@ class Doctor:
             model = choose_model(UpOptions(), self._settings.inherited)
         except LauncherError as error:
             return Check("model", "problem", error.message, "unset one of the variables")
+        if not self._has_home:
+            return Check("model", "note", f"{model}: looked for once SOLOIST_HOME is a folder")
         if not self._has_packages:
             return Check("model", "note", f"{model}: looked for once the packages are installed")
         answer = self._ask((*self._programs.models, "--json"))
@@ -137,7 +141,10 @@ class Doctor:
         return Check("model", "note", f"{model} is not fetched yet: `up` does it, or ./soloist fetch {model}")
 
     def _redis(self) -> Check:
-        url = self._settings.redis_url or self._settings.inherited.get("GATEWAY_REDIS_URL")
+        try:
+            url = find_given_redis(self._settings)
+        except LauncherError as error:
+            return Check("redis", "problem", error.message, "correct or unset the variable")
         if url:
             probe = probe_redis_url(url)
             if probe.is_ready:
@@ -178,7 +185,8 @@ def show(checks: Sequence[Check], console: Console, *, as_json: bool) -> int:
 def _folder(name: str, folder: Path, need_bytes: int, *, setting: str) -> Check:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return Check(name, "problem", f"{existing} is not a folder one can write to", f"set {setting}")
+        detail = f"{setting} is {folder}, but {existing} is not a folder one can write to"
+        return Check(name, "problem", detail, f"set {setting} to another folder")
     free_bytes = shutil.disk_usage(existing).free
     detail = f"{folder}, {format_bytes(free_bytes)} free"
     if free_bytes < need_bytes:

@@ -62,10 +62,21 @@ def probe_redis_url(url: str) -> Probe:
     return probe if probe.is_ready or probe.message else Probe(False, message="connection refused")
 
 
+def is_redis_url(url: str) -> bool:
+    """Whether url is of a form that a Redis client takes."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "unix":
+            return bool(parts.path)
+        return parts.scheme in ("redis", "rediss") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number
+        return False
+
+
 def hide_password(url: str) -> str:
     """The address without its credentials, for messages."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    scheme, mark, rest = url.partition("://") if "://" in url else ("", "", url)
+    return scheme + mark + rest.rpartition("@")[2].partition("?")[0]
 
 
 def _read_readiness(status: int, body: bytes) -> Probe:

@@ -6,10 +6,25 @@ import shutil
 from pathlib import Path
 
 from launcher.console import format_bytes
-from launcher.errors import LauncherError
+from launcher.errors import EXIT_REFUSED, LauncherError
 
 RESERVE_BYTES = 64_000_000
 _SAMPLE_BYTES = 65_536
+
+
+def find_home_problem(home: Path) -> str | None:
+    """Why home cannot be a folder, None when it is one or can become one."""
+    existing = next(path for path in (home, *home.parents) if os.path.lexists(path))
+    if existing.is_dir():
+        return None
+    return f"SOLOIST_HOME is {home}, but {existing} is not a folder"
+
+
+def check_home(home: Path) -> None:
+    """Raises: LauncherError that names SOLOIST_HOME when it is a file or below one."""
+    problem = find_home_problem(home)
+    if problem is not None:
+        raise LauncherError(f"{problem}: set SOLOIST_HOME to another folder", exit_code=EXIT_REFUSED)
 
 
 def check_room(home: Path, *, reserve_bytes: int = RESERVE_BYTES) -> None:

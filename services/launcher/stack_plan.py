@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import EXIT_REFUSED, LauncherError
-from launcher.health import hide_password
+from launcher.health import hide_password, is_redis_url
 from launcher.ports import LOOPBACK, check_port_free, local_host, pick_free_port
 from launcher.programs import Programs
 from launcher.settings import LauncherSettings, child_environment
@@ -66,7 +66,41 @@ def choose_port(options: UpOptions, environ: Mapping[str, str]) -> int:
     """
     given = {"--port": None if options.port is None else str(options.port)}
     given["GATEWAY_PORT"] = environ.get("GATEWAY_PORT") or None
-    return _parse_port(_agree("the port", given) or str(DEFAULT_PORT), setting="--port")
+    text = _agree("the port", given) or str(DEFAULT_PORT)
+    return _parse_port(text, setting="GATEWAY_PORT" if options.port is None else "--port")
+
+
+def check_given(options: UpOptions, settings: LauncherSettings) -> None:
+    """What can be refused before anything is installed: contradictions, ports, addresses.
+
+    Raises: LauncherError.
+    """
+    environ = settings.inherited
+    choose_model(options, environ)
+    choose_port(options, environ)
+    if environ.get("ENGINE_PORT"):
+        _parse_port(environ["ENGINE_PORT"], setting="ENGINE_PORT")
+    _refuse_foreign_engine(environ)
+    find_given_redis(settings)
+
+
+def find_given_redis(settings: LauncherSettings) -> str | None:
+    """The address of a server that is not ours, None when there is none.
+
+    Raises: LauncherError for two different addresses or one that is none.
+    """
+    given = {name: settings.inherited.get(name) or None for name in ("REDIS_URL", "GATEWAY_REDIS_URL")}
+    urls = {name: url for name, url in given.items() if url is not None}
+    if len(set(urls.values())) > 1:
+        listed = ", ".join(f"{name} is {hide_password(url)}" for name, url in urls.items())
+        raise LauncherError(f"Redis is given twice: {listed}; keep one", exit_code=EXIT_REFUSED)
+    for name, url in urls.items():
+        if not is_redis_url(url):
+            raise LauncherError(
+                f"{name} is {hide_password(url)}: expected redis://[USER:PASSWORD@]HOST:PORT/DB, rediss:// or unix://",
+                exit_code=EXIT_REFUSED,
+            )
+    return next(iter(urls.values()), None)
 
 
 def make_plan(options: UpOptions, settings: LauncherSettings, programs: Programs) -> StackPlan:
@@ -121,7 +155,9 @@ def _parse_port(text: str, *, setting: str) -> int:
     except ValueError:
         port = -1
     if not 0 <= port <= 65_535:
-        raise LauncherError(f"{setting} {text}: a port is a number from 1 to 65535", exit_code=EXIT_REFUSED)
+        raise LauncherError(
+            f"{setting} {text}: a port is a number from 1 to 65535, or 0 for any free one", exit_code=EXIT_REFUSED
+        )
     return port
 
 
@@ -150,15 +186,7 @@ def _choose_grace_s(environ: Mapping[str, str]) -> float:
 
 
 def _choose_redis(settings: LauncherSettings, programs: Programs) -> tuple[str, int | None]:
-    hidden = {
-        "REDIS_URL": settings.redis_url,
-        "GATEWAY_REDIS_URL": settings.inherited.get("GATEWAY_REDIS_URL") or None,
-    }
-    if len(set(filter(None, hidden.values()))) > 1:
-        shown = {name: hide_password(url) for name, url in hidden.items() if url}
-        listed = ", ".join(f"{name} is {url}" for name, url in shown.items())
-        raise LauncherError(f"Redis is given twice: {listed}; keep one", exit_code=EXIT_REFUSED)
-    url = next(filter(None, hidden.values()), None)
+    url = find_given_redis(settings)
     if url is not None:
         return url, None
     if programs.redis is None:
