@@ -26,6 +26,7 @@ TEXT_NAMES = (TOKENIZER_NAME, TEMPLATE_NAME)
 FILE_NAMES = (WEIGHTS_NAME, TENSORS_NAME, *TEXT_NAMES)
 ARTIFACT_NAMES = (ARTIFACT_NAME, ARTIFACT_DIRECTORY_NAME, *TEXT_NAMES)
 _HASH_CHUNK_BYTES = 1 << 20
+_DIGEST_CHARS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,20 @@ class ModelFolder:
             raise SetupError(f"{self.path / TENSORS_NAME} describes another {WEIGHTS_NAME}; {_fetch_again(self.path)}")
         return directory
 
-    def verify_digests(self) -> None:
-        """Read every file and compare its SHA-256.
+    def verify_digests(self, max_file_bytes: int | None = None) -> None:
+        """Read every file, or those of at most max_file_bytes, and compare SHA-256.
 
         Raises: SetupError naming the first file that differs.
         """
         for name, entry in self.manifest.files.items():
+            if max_file_bytes is not None and entry.bytes > max_file_bytes:
+                continue
             digest = file_sha256(self.path / name)
             if digest != entry.sha256:
                 raise SetupError(
-                    f"{self.path / name} has SHA-256 {digest}, expected {entry.sha256}; {_fetch_again(self.path)}"
+                    f"{self.path / name} is damaged: it has SHA-256 {digest[:_DIGEST_CHARS]}..., expected "
+                    f"{entry.sha256[:_DIGEST_CHARS]}...; remove {self.path} and {_fetch_again(self.path)} "
+                    f"(or: python -m engine.fetch {self.path.name} --verify)"
                 )
 
 

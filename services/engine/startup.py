@@ -14,6 +14,7 @@ import torch
 from contracts.engine_info import MemoryReport
 from contracts.errors import SetupError
 from contracts.model_folder import TOKENIZER_NAME
+from engine.digest_check import DigestCheck
 from engine.engine import Engine, Identity
 from engine.machine import free_memory_bytes, usable_cpus
 from engine.memory.arena import Arena
@@ -115,6 +116,7 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
     Raises: SetupError; whatever on_progress raises.
     """
     torch.set_num_threads(plan.threads)
+    digests = DigestCheck(plan.folder)
     arena = Arena(plan.memory, plan.device)
     weights = load_weights(
         plan.spec, plan.checkpoint, arena, lambda done, total: on_progress(_WEIGHTS_SHARE * done / total)
@@ -125,6 +127,7 @@ def load_engine(plan: EnginePlan, on_progress: Progress, on_fatal: Callable[[], 
     num_checkpoints = count_checkpoints(decoder, context_limit, plan.checkpoint_bytes, free_memory_bytes())
     session = Session(decoder, context_limit, plan.window.chunk_tokens, num_checkpoints)
     _warm_up(session, context_limit)
+    digests.require_equal()
     on_progress(1.0)
     manifest = plan.folder.manifest
     identity = Identity(

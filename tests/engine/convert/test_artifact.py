@@ -179,7 +179,7 @@ def test_poisoned_bytes_are_refused_by_region(
     folder.weights_path.write_bytes(content)
     with pytest.raises(SetupError, match=f"region {region} has values that are not finite"):
         bind(spec_of(folder), open_weights(folder))
-    with pytest.raises(SetupError, match=r"weights\.bin has SHA-256"):
+    with pytest.raises(SetupError, match=r"weights\.bin is damaged: it has SHA-256"):
         folder.verify_digests()
 
 

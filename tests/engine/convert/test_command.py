@@ -56,7 +56,7 @@ def test_tiny_hybrid_becomes_a_model_folder(tmp_path: Path) -> None:
     content[1000] ^= 1
     (out / "weights.bin").write_bytes(content)
     flipped = run(TINY_HYBRID, "--out", out, "--recipe", "exact", "--verify")
-    assert flipped.returncode == 1 and "weights.bin has SHA-256" in flipped.stderr
+    assert flipped.returncode == 1 and "weights.bin is damaged: it has SHA-256" in flipped.stderr
 
 
 def test_other_checkpoints_keep_their_own_description(checkpoint: Path, tmp_path: Path) -> None:

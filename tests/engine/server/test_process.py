@@ -1,6 +1,7 @@
 """The engine process: exit codes and their one line, signals, start-up order, what a kill leaves, memory that stays."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,10 +18,12 @@ import torch
 
 from contracts.errors import SetupError
 from contracts.generate import Failed, Finished, Tokens
+from engine.digest_check import DigestCheck
+from engine.model_home import folder_path, open_folder
 from engine.settings import library_environment
 from engine.startup import load_engine, plan_engine, report_memory
 from support.engine_http import EngineCall, call, wait_until_ready
-from support.tiny_engine import TINY, make_config, make_request
+from support.tiny_engine import TINY, make_config, make_home, make_request
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMPT = [(17 * i) % TINY.vocab_size for i in range(100)]
@@ -140,6 +143,33 @@ def test_help_explains_every_setting() -> None:
     )  # fmt: skip
     for name in ("HOST", "PORT", "MODEL", "CONTEXT", "KV_FORMAT", "DEVICE", "MEMORY_BYTES", "THREADS", "CHUNK_TOKENS"):
         assert f"ENGINE_{name}" in done.stdout
+
+
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["weights.gguf", "tokenizer.json"])
+def test_a_damaged_file_of_the_right_size_is_exit_code_2(tmp_path: Path, name: str) -> None:
+    flip_last_byte(folder_path(make_home(tmp_path), TINY.name) / name)
+    port = str(free_port())
+    code, log = run_to_exit("support.tiny_engine", environment(tmp_path, ENGINE_PORT=port))
+    lines = [line for line in log.splitlines() if f"{name} is damaged" in line]
+    assert code == 2 and len(lines) == 1 and "Traceback" not in log and "ready" not in log
+    assert re.search(
+        r"has SHA-256 [0-9a-f]{12}\.\.\., expected [0-9a-f]{12}\.\.\.; remove .*/tiny-engine and run:", lines[0]
+    )
+    assert "./soloist fetch tiny-engine" in lines[0]
+
+
+def test_files_above_the_limit_are_left_to_verify(tmp_path: Path) -> None:
+    folder = open_folder(make_home(tmp_path), TINY.name)
+    flip_last_byte(folder.weights_path)
+    DigestCheck(folder, folder.weights_path.stat().st_size - 1).require_equal()
+    with pytest.raises(SetupError, match=r"weights\.gguf is damaged"):
+        DigestCheck(folder, folder.weights_path.stat().st_size).require_equal()
 
 
 def test_an_address_in_use_is_exit_code_1(tiny_home: Path) -> None:
