@@ -168,7 +168,7 @@ class Decoder:
         self._next_position -= num_dropped
         if self._states is not None:
             self._states.commit(num_kept)
-        if self._mtp is not None and hidden is not None and num_kept:
+        if self._mtp is not None and hidden is not None:
             positions = text_positions(self._next_position - num_kept, num_kept)
             self._mtp.observe(self._embed(ids[:num_kept], None), hidden[:num_kept], positions)
 

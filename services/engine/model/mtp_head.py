@@ -49,11 +49,14 @@ class MtpHead:
         return self._hidden[self._num_waiting - 1]
 
     def observe(self, embedded: torch.Tensor, hidden: torch.Tensor, positions: Positions) -> None:
-        """The decoder computed its next T positions.
+        """The decoder computed its next T positions, or ended a round without any; drafted rows are forgotten.
 
         Shapes:  embedded, hidden [T, C]; positions [3, T].
         """
+        self._num_drafted = 0
         num_rows = hidden.shape[0]
+        if num_rows == 0:
+            return
         if self._num_waiting + num_rows > self._hidden.shape[0]:
             self.flush()
         held = self._num_waiting
@@ -64,7 +67,6 @@ class MtpHead:
         self._hidden[held : held + num_rows] = hidden
         self._positions[:, held : held + num_rows] = positions
         self._num_waiting = held + num_rows
-        self._num_drafted = 0
         if self._num_waiting > MAX_PENDING_PAIRS:
             self.flush()
 
