@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis import Redis
 
 from contracts.observability import start_telemetry
 from gateway.turnstile import Turnstile, TurnstileLimits
@@ -144,3 +145,30 @@ def test_gateways_with_different_engines_must_not_share_a_store(home: Path, redi
         assert stack.engine.seen == []
     finally:
         stack.stop()
+
+
+def test_a_store_that_refuses_writes_is_quoted(
+    home: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when it never was healthy; readiness and refusals say the same, the log says it once."""
+    with Redis.from_url(redis.url) as store:
+        store.config_set("min-replicas-to-write", 1)
+        stack = GatewayStack(home, redis.url)
+        stack.engine_server.start()
+        stack.start_gateway()
+        try:
+            wait_until(lambda: len(stack.client.get("/health/ready").json()["reasons"]) == 1, "the engine to be known")
+            ready = stack.client.get("/health/ready").json()
+            words = ready["message"]
+            assert words.startswith("the queue store refuses writes: ") and "NOREPLICAS" in words
+            assert ready["reasons"] == [words]
+            assert "NOREPLICAS" in stack.ask().json()["error"]["message"]
+            time.sleep(0.5)
+            assert sum("NOREPLICAS" in message for message in caplog.messages) == 1
+            store.config_set("min-replicas-to-write", 0)
+            stack.wait_ready()
+            store.config_set("min-replicas-to-write", 1)
+            reply = stack.ask()
+            assert reply.status_code == 503 and "NOREPLICAS" in reply.json()["error"]["message"]
+        finally:
+            stack.stop()

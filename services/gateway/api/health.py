@@ -20,7 +20,9 @@ def health_routes(gateway: Gateway) -> APIRouter:
         """Whether a request could run now; every reason that it could not."""
         reasons = _find_reasons(gateway)
         if reasons:
-            return JSONResponse({"status": "not ready", "reasons": reasons}, 503, {"retry-after": "2"})
+            return JSONResponse(
+                {"status": "not ready", "message": reasons[0], "reasons": reasons}, 503, {"retry-after": "2"}
+            )
         return JSONResponse({"status": "ready", "model": gateway.model})
 
     @router.get("/metrics")
@@ -41,7 +43,7 @@ def _find_reasons(gateway: Gateway) -> list[str]:
     if gateway.drain.draining:
         reasons.append("the gateway is shutting down")
     if not gateway.turnstile.healthy:
-        reasons.append("the queue store (Redis) does not answer")
+        reasons.append(f"{gateway.turnstile.trouble} (Redis)")
     if gateway.readiness.blocker is not None:
         reasons.append(gateway.readiness.blocker.message)
     return reasons

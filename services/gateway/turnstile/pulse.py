@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 
+from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, ResponseError
+
 from contracts.errors import QueueUnavailable
 from gateway.turnstile.fair import predict
 from gateway.turnstile.roster import Roster
@@ -17,6 +19,7 @@ from gateway.turnstile.ticket import Ticket
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.5
 
+_SILENT = "the queue store does not answer"
 _log = logging.getLogger("gateway.turnstile")
 
 
@@ -29,6 +32,8 @@ class Pulse:
         self._lease_ttl_s = lease_ttl_s
         self._outage_limit_s = outage_limit_s
         self._healthy = False
+        self._trouble = _SILENT
+        self._logged: str | None = None
         self._seen_s = time.monotonic()
         self._backoff_s = MIN_BACKOFF_S
         self._nudged = asyncio.Event()
@@ -38,6 +43,11 @@ class Pulse:
     def healthy(self) -> bool:
         """Whether the store answered the last call of anyone here."""
         return self._healthy
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with an unhealthy store, in its own words when it gave any."""
+        return self._trouble
 
     async def run(self) -> None:
         """Beat for ever; waits longer after each failure, up to MAX_BACKOFF_S."""
@@ -65,9 +75,10 @@ class Pulse:
 
     def note_failure(self, error: BaseException) -> None:
         """A call to the store failed: unhealthy until the next good beat, which is tried at once."""
-        if self._healthy:
-            _log.warning("queue store is away: %s: %s", type(error).__name__, error)
-        self._healthy = False
+        self._trouble = describe_failure(error)
+        if self._trouble != self._logged:
+            _log.warning("%s (%s: %s)", self._trouble, type(error).__name__, error)
+        self._healthy, self._logged = False, self._trouble
         self._nudged.set()
 
     async def _beat(self) -> float:
@@ -89,6 +100,7 @@ class Pulse:
         await self._renew_positions()
         if not self._healthy:
             _log.info("queue store answers")
+            self._logged = None
         self._healthy, self._seen_s, self._backoff_s = True, time.monotonic(), MIN_BACKOFF_S
         return reply.grace_s
 
@@ -130,3 +142,14 @@ class Pulse:
                 await self._nudged.wait()
         except TimeoutError:
             return
+
+
+def describe_failure(error: BaseException) -> str:
+    """A failed call to the store in words for clients: what the store said of itself, if it said anything."""
+    if isinstance(error, AuthenticationError | AuthorizationError):
+        return f"the queue store refuses the login: {error}"
+    if isinstance(error, BusyLoadingError):
+        return f"the queue store is not ready: {error}"
+    if isinstance(error, ResponseError):
+        return f"the queue store refuses writes: {error}"
+    return _SILENT

@@ -17,7 +17,7 @@ from contracts.observability import Telemetry
 from gateway.turnstile.fair import predict
 from gateway.turnstile.lease import Lease
 from gateway.turnstile.model import MAX_REQUEST_ID_CHARS, QueueSnapshot, TicketEntry, TurnstileLimits, clip_agent
-from gateway.turnstile.pulse import Pulse
+from gateway.turnstile.pulse import Pulse, describe_failure
 from gateway.turnstile.roster import Roster
 from gateway.turnstile.store import STORE_ERRORS, FenceFloor, Full, GiveBack, Granted, QueueStore, Waiting, connect
 from gateway.turnstile.ticket import Ticket
@@ -76,6 +76,11 @@ class Turnstile:
         """Whether the store answered the last call and the heartbeat lives."""
         return self._pulse.healthy and bool(self._loops) and not any(task.done() for task in self._loops)
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong while it is not healthy, in words."""
+        return self._pulse.trouble
+
     async def enqueue(self, entry: TicketEntry) -> Ticket:
         """Queue one request; on a free lane the ticket comes back granted, in one round trip.
 
@@ -84,7 +89,7 @@ class Turnstile:
         if self._stopping:
             raise ShuttingDown("the gateway is stopping", retry_after_s=UNAVAILABLE_RETRY_S)
         if not self.healthy:
-            raise QueueUnavailable("the queue store does not answer", retry_after_s=UNAVAILABLE_RETRY_S)
+            raise QueueUnavailable(self._pulse.trouble, retry_after_s=UNAVAILABLE_RETRY_S)
         self._num_tickets += 1
         ticket = Ticket(f"{self._owner}-{self._num_tickets}", _bounded(entry), self._leave)
         self._roster.add(ticket)
@@ -98,7 +103,7 @@ class Turnstile:
         except STORE_ERRORS as error:
             self._roster.drop(ticket.ticket_id)
             self._owe(GiveBack(ticket.ticket_id), error)
-            raise QueueUnavailable("the queue store does not answer", retry_after_s=UNAVAILABLE_RETRY_S) from error
+            raise QueueUnavailable(describe_failure(error), retry_after_s=UNAVAILABLE_RETRY_S) from error
         return self._entered(ticket, place)
 
     async def snapshot(self) -> QueueSnapshot:
@@ -107,7 +112,7 @@ class Turnstile:
             return predict(await self._store.snapshot())
         except STORE_ERRORS as error:
             self._pulse.note_failure(error)
-            raise QueueUnavailable("the queue store does not answer", retry_after_s=UNAVAILABLE_RETRY_S) from error
+            raise QueueUnavailable(describe_failure(error), retry_after_s=UNAVAILABLE_RETRY_S) from error
 
     async def raise_fence(self, fence: Fence) -> None:
         """Make every later fence higher than this one (the last an engine saw); holds when the store is away, too."""
