@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from contracts.plan_arguments import parse_plan
+from launcher.bench_help import BENCHMARKS, asks_help, describe_benchmark
 from launcher.chat import stream_answer
 from launcher.console import Console
 from launcher.control import show_status, stop_stack
@@ -118,7 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("plan", "say what a model takes of a card's memory and whether it fits")
     _add_json(add("doctor", "check whether the stack can start here", "Exit code 0 when it can, 1 otherwise."))
     bench = add("bench", "measure speed", "Further arguments go to the benchmark; try `bench decode --help`.")
-    bench.add_argument("what", choices=("decode", "prefill", "gateway"), help="what to measure")
+    bench.add_argument("what", choices=BENCHMARKS, help="what to measure")
     return parser
 
 
@@ -241,6 +242,9 @@ def _doctor(options: argparse.Namespace, _extra: Sequence[str], context: Context
 
 
 def _bench(options: argparse.Namespace, extra: Sequence[str], context: Context) -> int:
+    if asks_help(extra):
+        context.out.line(describe_benchmark(options.what))
+        return 0
     context.prepare("dev")
     python = context.choose(context.settings).python
     module = ("gateway.bench",) if options.what == "gateway" else ("engine.bench", options.what)
