@@ -28,7 +28,10 @@ _REDIS_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """How to run one service; grace_s is what it gets between SIGTERM and SIGKILL."""
+    """How to run one service; grace_s is what it gets between SIGTERM and SIGKILL.
+
+    Lines that hold noise are not shown.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -37,6 +40,7 @@ class ChildSpec:
     port: int
     probe: Callable[[], Probe]
     grace_s: float
+    noise: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,6 @@ class Child:
         with pipe:
             while raw := pipe.readline(_LINE_BYTES_MAX):
                 text = raw.decode("utf-8", "replace").rstrip()
-                if text:
+                if text and not (self.spec.noise and self.spec.noise in text):
                     self._last_words = "" if is_routine(text) else text
                     self._console.service_line(self.name, text, color_index=self._color_index)

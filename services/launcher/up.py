@@ -26,6 +26,7 @@ from launcher.state import LOG_NAME, ChildRecord, StackRecord, hold_lock, read_s
 ENGINE_GRACE_S = 20.0
 REDIS_GRACE_S = 5.0
 _LEFTOVER_GRACE_S = 2.0
+_REDIS_NOISE = "# WARNING Memory overcommit must be enabled!"  # it forks to rewrite 256 MB at most
 
 
 def fetch_model(model: str, settings: LauncherSettings, programs: Programs) -> int:
@@ -160,7 +161,9 @@ def _child_specs(plan: StackPlan, settings: LauncherSettings, programs: Programs
         command = redis_command(programs.redis, plan.redis_port, folder)
         ping = partial(probe_redis, LOOPBACK, plan.redis_port)
         plain = child_environment(settings)
-        specs.append(ChildSpec("redis", command, plain, settings.root, plan.redis_port, ping, REDIS_GRACE_S))
+        specs.append(
+            ChildSpec("redis", command, plain, settings.root, plan.redis_port, ping, REDIS_GRACE_S, _REDIS_NOISE)
+        )
     services = (
         ("engine", programs.engine, plan.engine_environ, plan.engine_host, plan.engine_port, ENGINE_GRACE_S),
         ("gateway", programs.gateway, plan.gateway_environ, plan.host, plan.port, plan.gateway_grace_s),

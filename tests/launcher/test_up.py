@@ -29,6 +29,7 @@ def test_up_starts_all_and_stops_in_order(stack: FakeStack) -> None:
     assert "engine  | engine says hello with model tiny" in stack.output()
     assert "curl -N http://127.0.0.1:" in stack.output() and 'base_url="http://127.0.0.1:' in stack.output()
     assert "starting: " in stack.output()
+    assert "redis   | redis says hello" in stack.output() and "overcommit" not in stack.output()
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(10) == 0
     ends = [event for event in stack.events() if event.endswith(("term", "stop"))]

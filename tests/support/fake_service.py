@@ -98,6 +98,8 @@ def serve(name: str, port: int) -> None:
     if "die" in behavior and (is_first or "once" not in behavior):
         threading.Timer(behavior["die"], die).start()
     sys.stderr.write(f"{name} says hello with model {os.environ.get(name.upper() + '_MODEL')}\n")
+    if name == "redis":
+        sys.stderr.write("7:M 30 Nov 2026 17:41:38.929 # WARNING Memory overcommit must be enabled! Without it\n")
     Handler.name = name
     Handler.load_s = behavior.get("load", 0.01)
     Handler.ready_at_s = time.monotonic() + behavior.get("load", 0.0)
