@@ -9,8 +9,10 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+import msgspec.inspect
 
 from contracts.errors import SetupError
+from contracts.expectations import describe_refusal
 from contracts.home import resolve_home
 
 __all__ = ["load", "read_otlp_endpoint", "resolve_home"]
@@ -37,7 +39,15 @@ def load(kind: type[Settings], prefix: str, environ: Mapping[str, str]) -> Setti
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
         field = path.strip("`").removeprefix("$.")
-        raise SetupError(f"{prefix}_{field.upper()}={given.get(field)!r}: {text}") from error
+        variable, value = f"{prefix}_{field.upper()}", given.get(field, "")
+        refusal = describe_refusal(variable, value, _field_type(kind, field))
+        raise SetupError(refusal or f"{variable}={value!r}: {text}") from error
+
+
+def _field_type(kind: type[msgspec.Struct], field: str) -> msgspec.inspect.Type:
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return next(known.type for known in info.fields if known.name == field)
 
 
 def read_otlp_endpoint(environ: Mapping[str, str]) -> str | None:

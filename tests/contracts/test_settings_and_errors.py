@@ -1,6 +1,6 @@
 """Settings refuse what they do not know; every error keeps its code through a Failed."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta, Struct
@@ -14,6 +14,12 @@ class Example(Struct, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     host: str = "127.0.0.1"
     limit: int | None = None
+    context: Annotated[int, Meta(ge=64)] | None = None
+    chunk: Annotated[int, Meta(ge=64, le=256, multiple_of=64)] = 64
+    wait_s: Annotated[float, Meta(gt=0.0, le=9.5)] = 1.0
+    device: Literal["auto", "cpu"] = "auto"
+    name: Annotated[str, Meta(pattern="^[a-z]+$")] = "a"
+    fast: bool = False
 
 
 def test_load_converts_and_defaults() -> None:
@@ -25,9 +31,17 @@ def test_load_converts_and_defaults() -> None:
     ("environ", "text"),
     [
         ({"DEMO_PROT": "1"}, "DEMO_PROT"),
-        ({"DEMO_PORT": "lots"}, "DEMO_PORT='lots'"),
-        ({"DEMO_PORT": "65536"}, "<= 65535"),
-        ({"DEMO_LIMIT": "1.5"}, "DEMO_LIMIT='1.5'"),
+        ({"DEMO_PORT": "lots"}, "DEMO_PORT='lots' is not a whole number; it must be from 0 to 65535"),
+        ({"DEMO_PORT": "65536"}, "DEMO_PORT must be from 0 to 65535, got 65536"),
+        ({"DEMO_LIMIT": "1.5"}, "DEMO_LIMIT='1.5' is not a whole number"),
+        ({"DEMO_CONTEXT": "abc"}, "DEMO_CONTEXT='abc' is not a whole number; it must be at least 64"),
+        ({"DEMO_CONTEXT": "3"}, "DEMO_CONTEXT must be at least 64, got 3"),
+        ({"DEMO_CHUNK": "65"}, "DEMO_CHUNK must be from 64 to 256 and a multiple of 64, got 65"),
+        ({"DEMO_WAIT_S": "soon"}, "DEMO_WAIT_S='soon' is not a number; it must be more than 0 and at most 9.5"),
+        ({"DEMO_WAIT_S": "nan"}, "DEMO_WAIT_S must be more than 0 and at most 9.5, got nan"),
+        ({"DEMO_DEVICE": "tpu"}, "DEMO_DEVICE='tpu' is not one of auto, cpu"),
+        ({"DEMO_NAME": "A"}, "DEMO_NAME='A' does not match ^[a-z]+$"),
+        ({"DEMO_FAST": "maybe"}, "DEMO_FAST='maybe' is neither true nor false"),
     ],
 )
 def test_load_refuses_naming_variable_and_value(environ: dict[str, str], text: str) -> None:
