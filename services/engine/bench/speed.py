@@ -161,7 +161,7 @@ def _environment(options: Options, transformers_version: str | None) -> dict[str
     libraries = ("OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers_version,
         "platform": platform.platform(),
         "cpu": torch.backends.cpu.get_cpu_capability(),

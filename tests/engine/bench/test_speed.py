@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.errors import SetupError
@@ -55,6 +56,7 @@ def test_decode_reports_both_speeds_against_both_peers(home: Path, tmp_path: Pat
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(calls) == 2 * (3 + 1), "prefill and decode of three rounds and the warm-up"
     assert calls[0][-4:] == ["-p", "200", "-n", "0"] and calls[1][-6:] == ["-p", "0", "-n", "12", "-d", "10"]
+    assert json.loads(msgspec.json.encode(report)) == report, "the report is plain JSON"
     table = render_table(report)
     assert "soloist" in table and "100.00" in table and "not measured" not in table
 
