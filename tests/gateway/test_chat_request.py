@@ -299,3 +299,24 @@ def test_messages_and_their_parts_are_counted_together() -> None:
         with pytest.raises(InvalidRequest, match=r"at least 6 items.*the limit is 5") as caught:
             parse_chat(json.dumps({"messages": messages}).encode(), "m", limits)
         assert caught.value.param == "messages"
+
+
+def test_every_ignored_field_is_named() -> None:
+    fields = {
+        "functions": [{"name": "now"}],
+        "function_call": "auto",
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "x", "format": "wav"},
+        "prediction": {"type": "content", "content": "x"},
+    }
+    warnings = parse(**fields).request.warnings
+    assert [warning.split(" ignored: ")[0] for warning in warnings] == [
+        "functions",
+        "modalities",
+        "audio",
+        "prediction",
+    ]
+    assert parse(functions=fields["functions"], function_call="none", modalities=["text"]).request.warnings == ()
+    for forced in ({"name": "now"}, "required"):
+        assert refuse(Unsupported, functions=fields["functions"], function_call=forced).param == "function_call"
+    assert refuse(InvalidRequest, function_call="banana").param == "function_call"

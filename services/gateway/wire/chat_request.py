@@ -46,6 +46,8 @@ def parse_chat(body: bytes, default_model: str, limits: BodyLimits) -> ChatCall:
     warnings: list[str] = []
     _refuse_unsupported(fields)
     _check_tools(fields, warnings)
+    _check_functions(fields, warnings)
+    _name_ignored(fields, warnings)
     _check_effort(fields, warnings)
     messages, message_warnings = read_messages(fields, limits.max_messages)
     options = fields.nested("stream_options")
@@ -109,6 +111,31 @@ def _refuse_named_choice(choice: Fields, names: set[str | None]) -> NoReturn:
     if name is None or name not in names:
         raise InvalidRequest(f"tool_choice names {show(name)}, which is not among the tools", param="tool_choice")
     raise Unsupported(f"tool_choice {name} is not supported: this model cannot call tools", param="tool_choice")
+
+
+def _check_functions(fields: Fields, warnings: list[str]) -> None:
+    """The older spelling of tools, with the same rules."""
+    functions = fields.array("functions")
+    call = fields.raw("function_call")
+    if isinstance(call, dict) or call == "required":
+        wanted = show(call.get("name") if isinstance(call, dict) else call)
+        raise Unsupported(
+            f"function_call {wanted} is not supported: this model cannot call functions", param="function_call"
+        )
+    if call is not None and call not in ("auto", "none"):
+        refuse("function_call", "auto, none or an object that names a function", call)
+    if functions and call != "none":
+        warnings.append("functions ignored: the chat template of this model cannot present them")
+
+
+def _name_ignored(fields: Fields, warnings: list[str]) -> None:
+    modalities = fields.array("modalities")
+    if modalities and list(modalities) != ["text"]:
+        warnings.append("modalities ignored: this model answers in text only")
+    if fields.has("audio"):
+        warnings.append("audio ignored: this model answers in text only")
+    if fields.has("prediction"):
+        warnings.append("prediction ignored: replies are not guessed from it")
 
 
 def _check_effort(fields: Fields, warnings: list[str]) -> None:
