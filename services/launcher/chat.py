@@ -38,11 +38,22 @@ def stream_answer(base_url: str, text: str, write: Callable[[str], object]) -> N
                 raise LauncherError(_refusal(response))
             for piece in _read_pieces(response):
                 write(piece)
+    except ssl.SSLError as error:
+        raise LauncherError(_tls_fault(base_url, error)) from error
     except TimeoutError as error:
         raise LauncherError(f"{base_url} does not answer in time") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
         raise LauncherError(f"cannot talk to {base_url}: {reason}; is it running? (./soloist up)") from error
+
+
+def _tls_fault(base_url: str, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{base_url} shows a certificate that is not trusted here: {error.verify_message}"
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
+        plain = base_url.replace("https://", "http://", 1)
+        return f"{base_url} does not speak https; try --url {plain}"
+    return f"no https connection to {base_url}: {error.reason or error}"
 
 
 def _parse_url(base_url: str) -> SplitResult:

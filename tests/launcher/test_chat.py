@@ -108,3 +108,11 @@ def test_bad_urls_are_refused(url: str) -> None:
 def test_nobody_there() -> None:
     with pytest.raises(LauncherError, match=r"cannot talk to http://127.0.0.1:1: Connection refused; is it running\?"):
         ask("http://127.0.0.1:1")
+
+
+def test_https_to_a_plain_server_is_a_plain_sentence(serve: Serve) -> None:
+    url = serve(lambda handler: send(handler, 200, b"")).replace("http://", "https://")
+    with pytest.raises(LauncherError) as refused:
+        stream_answer(url, "hi", lambda _piece: None)
+    plain = url.replace("https://", "http://")
+    assert refused.value.message == f"{url} does not speak https; try --url {plain}"
