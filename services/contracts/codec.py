@@ -3,6 +3,7 @@
 Unknown fields, wrong types and values out of range raise InvalidRequest with the path and the limit.
 """
 
+import re
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,9 @@ from contracts.generate import CancelRequest, Event, Failed, GenerateRequest
 from contracts.model_folder import ModelManifest, TensorDirectory
 
 Message = TypeVar("Message")
+
+_LIMIT = re.compile(r"Expected `(int|float)` ([<>]=?) (\S+)")
+_NOUNS = {"int": "a whole number", "float": "a number"}
 
 _ENCODER = msgspec.json.Encoder()
 _GENERATE = msgspec.json.Decoder(GenerateRequest)
@@ -80,8 +84,18 @@ def _decode(decoder: "msgspec.json.Decoder[Message]", body: bytes) -> Message:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        raise InvalidRequest(text, param=path.strip("`").removeprefix("$.") or None) from error
+        raise InvalidRequest(_in_words(text), param=path.strip("`").removeprefix("$.") or None) from error
     except msgspec.DecodeError as error:
+        if not body.strip():
+            raise InvalidRequest("the body is empty; expected JSON") from error
         raise InvalidRequest(f"not valid JSON: {error}") from error
     except RecursionError as error:
         raise InvalidRequest("JSON is nested too deeply") from error
+
+
+def _in_words(text: str) -> str:
+    """The decoder's words for a number that a field cannot hold, for people; the rest as it is."""
+    if text == "Number out of range":
+        return "number out of range: beyond what a 64-bit float holds"
+    limit = _LIMIT.fullmatch(text)
+    return f"must be {_NOUNS[limit[1]]} {limit[2]} {limit[3]}" if limit else text
