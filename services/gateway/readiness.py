@@ -40,6 +40,7 @@ class Readiness:
         self._text = text
         self._info: EngineInfo | None = None
         self._blocker: ServiceError | None = EngineLoading("the gateway is starting", retry_after_s=_LOADING_RETRY_S)
+        self._was_ready = False
         self._watch: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -138,9 +139,11 @@ class Readiness:
         before, self._blocker = self._blocker, blocker
         if blocker is None:
             self._ready.set()
+            self._was_ready = True
         else:
             self._ready.clear()
         if blocker is None and before is not None:
             _LOG.info("ready: model %s, engine %s", self._name, self._engine.url)
         elif blocker is not None and (before is None or before.message != blocker.message):
-            _LOG.warning("not ready: %s", blocker.message)
+            # Until it was ready once, waiting for the engine is a normal part of starting.
+            _LOG.log(logging.WARNING if self._was_ready else logging.INFO, "not ready: %s", blocker.message)

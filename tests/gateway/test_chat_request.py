@@ -229,7 +229,7 @@ def test_unknown_fields_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "not valid JSON"),
+        (b"", "empty"),
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b'{"messages": NaN}', "not valid JSON"),
@@ -320,3 +320,22 @@ def test_every_ignored_field_is_named() -> None:
     for forced in ({"name": "now"}, "required"):
         assert refuse(Unsupported, functions=fields["functions"], function_call=forced).param == "function_call"
     assert refuse(InvalidRequest, function_call="banana").param == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": -3}, "max_tokens must be at least 1, got -3"),
+        ({"max_tokens": "x"}, 'max_tokens must be a whole number of at least 1, got "x"'),
+        ({"top_k": -5}, "top_k must be from -1 to 1000000, got -5"),
+        ({"temperature": 9}, "temperature must be from 0 to 2, got 9"),
+    ],
+)
+def test_ranges_read_as_sentences(fields: Any, message: str) -> None:
+    assert refuse(InvalidRequest, **fields).message == message
+
+
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_called_empty(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="the request body is empty"):
+        parse_chat(body, "m", BodyLimits(32))

@@ -46,7 +46,7 @@ class EngineStream:
         try:
             chunk = await self._read_chunk(timeout_s)
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineLost(f"the connection to the engine broke: {type(error).__name__}") from error
+            raise EngineLost(f"the engine is lost: {_in_words(error)}") from error
         if chunk is None:
             if time.monotonic() - self._heard_s > self._idle_timeout_s:
                 raise EngineLost(f"the engine was silent for {self._idle_timeout_s:g} s")
@@ -159,8 +159,7 @@ class EngineClient:
             async with asyncio.timeout(_PROBE_TIMEOUT_S), self._open_session.get(self.url + path) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            reason = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-            raise EngineLost(f"the engine at {self.url} cannot be reached: {reason}") from error
+            raise EngineLost(f"the engine at {self.url} cannot be reached: {_in_words(error)}") from error
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
@@ -184,6 +183,17 @@ async def _refusal(response: aiohttp.ClientResponse) -> ServiceError:
         return engine_error(codec.decode_failed(body))
     except InvalidRequest:
         return EngineLost(f"the engine answered {response.status} without a reason")
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its host name is unknown"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        return "connection refused" if refused else f"no connection, {error.strerror or 'for no known reason'}"
+    return "the connection broke"
 
 
 def _close_late(opening: "asyncio.Task[aiohttp.ClientResponse]") -> None:

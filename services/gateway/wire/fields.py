@@ -24,6 +24,8 @@ def decode_body(body: bytes, max_nesting: int) -> "Fields":
 
     Raises: InvalidRequest when it is no JSON, no object, or nested deeper than max_nesting.
     """
+    if not body.strip():
+        raise InvalidRequest("the request body is empty")
     try:
         value = _decode(body)
     except RecursionError as error:
@@ -122,7 +124,7 @@ class Fields:
 
     def _check_range(self, name: str, value: float, low: float | None, high: float | None) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
-            self._refuse(name, _range(low, high).lstrip(), value)
+            self._refuse(name, _range(low, high).removeprefix(" of").lstrip(), value)
 
     def _refuse(self, name: str, expected: str, value: object) -> NoReturn:
         refuse(self.where(name), expected, value)
@@ -150,8 +152,12 @@ def show(value: object) -> str:
 
 def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    return f" of at least {low:g}" if low is not None else ""
+        return f" from {_plain(low)} to {_plain(high)}"
+    return f" of at least {_plain(low)}" if low is not None else ""
+
+
+def _plain(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _kind(value: object) -> str:
