@@ -38,12 +38,12 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         kept = "what is done was kept" if isinstance(model.source, HubSource) else "nothing was kept"
         return _end(progress, FAILED, f"fetching {options.name} was interrupted; {kept}")
-    return _end(progress, OK, f"{options.name} is in {folder.path} ({folder.num_bytes} bytes)")
+    return _end(progress, OK, f"{options.name} is in {folder.path} ({folder.num_bytes / 1e6:.0f} MB)")
 
 
 def _end(progress: ProgressLine, code: int, message: str) -> int:
     progress.close()
-    sys.stderr.write(message + "\n")
+    sys.stderr.write(message + "\n" if code == OK else f"soloist: {message}\n")
     return code
 
 

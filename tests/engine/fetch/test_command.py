@@ -34,8 +34,8 @@ def test_unknown_model_is_refused_with_the_list(tmp_path: Path) -> None:
     done = run("engine.fetch", "qwen3-32b", env=environment(tmp_path / "home"))
     assert done.returncode == 2
     assert done.stderr == (
-        "model 'qwen3-32b' is not supported by this version; supported: qwen3.5-0.8b, qwen3.5-27b, qwen3.5-2b, "
-        "qwen3.5-4b, qwen3.5-9b, qwen3.6-27b, qwen3.8-27b, smollm2-135m, tiny-hybrid\n"
+        "soloist: model 'qwen3-32b' is not supported by this version; supported: qwen3.5-0.8b, qwen3.5-27b, "
+        "qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.6-27b, qwen3.8-27b, smollm2-135m, tiny-hybrid\n"
     )
     assert not (tmp_path / "home").exists()
 
@@ -44,7 +44,7 @@ def test_no_network_exits_one_with_one_line(tmp_path: Path) -> None:
     done = run("engine.fetch", NAME, env=environment(tmp_path, isolated_pip("http://127.0.0.1:9/simple")))
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("no network") and "Traceback" not in done.stderr
+    assert last.startswith("soloist: no network") and "Traceback" not in done.stderr
     assert os.listdir(tmp_path / "models") == [f".{NAME}.lock"]
 
 
@@ -71,7 +71,7 @@ def test_interrupted_fetch_leaves_nothing(tmp_path: Path, stalling_index: Packag
         child.kill()
         child.wait()
     assert child.returncode == 1
-    assert stderr.splitlines()[-1] == f"fetching {NAME} was interrupted; nothing was kept"
+    assert stderr.splitlines()[-1] == f"soloist: fetching {NAME} was interrupted; nothing was kept"
     assert os.listdir(home / "models") == [f".{NAME}.lock"]
     assert descendants and not any(process.is_running() for process in descendants), "pip lives on"
 

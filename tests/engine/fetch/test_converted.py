@@ -71,7 +71,7 @@ def test_no_network_says_what_is_needed_in_one_line(tmp_path: Path, name: str) -
     source = lookup(name).source
     assert isinstance(source, HubSource)
     assert last.startswith(
-        f"no network: the checkpoint {source.repository} on the Hugging Face hub could not be reached"
+        f"soloist: no network: the checkpoint {source.repository} on the Hugging Face hub could not be reached"
     )
     assert f"a download of {source.download_bytes / 1e9:.1f} GB" in last and "./soloist convert FOLDER --out" in last
     assert not (tmp_path / "models" / name).exists()
@@ -79,7 +79,7 @@ def test_no_network_says_what_is_needed_in_one_line(tmp_path: Path, name: str) -
 
 def test_offline_mode_is_no_network(tmp_path: Path) -> None:
     done = fetch("qwen3.5-0.8b", tmp_path, HF_HUB_OFFLINE="1")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("no network: ")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("soloist: no network: ")
 
 
 @pytest.fixture
