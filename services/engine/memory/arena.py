@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from contracts.errors import SetupError
+from engine.byte_text import describe_bytes
 from engine.memory.layout import DType, Handle, MemoryPlan, Region
 
 _TORCH_DTYPES: Final[dict[DType, torch.dtype]] = {
@@ -59,7 +60,7 @@ def _take_from_device(total_bytes: int, device: torch.device) -> torch.Tensor:
         return torch.empty(total_bytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
         free_bytes, _ = torch.cuda.mem_get_info(device)
-        message = f"the memory plan needs {total_bytes} bytes, {device} has {free_bytes} bytes free"
+        message = f"the memory plan needs {describe_bytes(total_bytes)}, {device} has {describe_bytes(free_bytes)} free"
         raise SetupError(message) from error
 
 
@@ -67,5 +68,7 @@ def _map_pages(total_bytes: int) -> torch.Tensor:
     try:
         pages = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise SetupError(f"the system refused {total_bytes} bytes for the memory plan: {error.strerror}") from error
+        raise SetupError(
+            f"the system refused {describe_bytes(total_bytes)} for the memory plan: {error.strerror}"
+        ) from error
     return torch.frombuffer(pages, dtype=torch.uint8)

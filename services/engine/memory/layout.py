@@ -10,6 +10,7 @@ from math import prod
 from typing import Literal
 
 from contracts.errors import SetupError
+from engine.byte_text import describe_bytes
 
 DType = Literal["fp32", "fp16", "bf16", "int64", "int32", "int16", "int8", "uint8"]
 ALIGNMENT_BYTES = 256
@@ -70,7 +71,10 @@ class MemoryPlan:
         deficit = self.total_bytes - budget_bytes
         if deficit <= 0:
             return
-        message = f"the memory plan needs {self.total_bytes} bytes, the budget is {budget_bytes}: {deficit} bytes short"
+        message = (
+            f"the memory plan needs {describe_bytes(self.total_bytes)}, the budget is {describe_bytes(budget_bytes)}: "
+            f"{describe_bytes(deficit)} short"
+        )
         raise SetupError(message + _describe_ways(ways, deficit))
 
 

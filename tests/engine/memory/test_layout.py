@@ -60,7 +60,7 @@ def test_budget_is_exact_to_the_byte() -> None:
     plan = plan_of([((256,), "int32", 256)])
     assert plan.fits(1024) and not plan.fits(1023)
     plan.require_fit(1024)
-    with pytest.raises(SetupError, match=r"needs 1024 bytes, the budget is 1023: 1 bytes short$"):
+    with pytest.raises(SetupError, match=r"needs 1024 bytes, the budget is 1023 bytes: 1 bytes short$"):
         plan.require_fit(1023)
 
 

@@ -105,7 +105,7 @@ def test_refusals_are_one_line_and_exit_code_2(tmp_path: Path, settings: dict[st
 
 def test_a_plan_that_does_not_fit_is_one_line_and_exit_code_2(tiny_home: Path) -> None:
     code, log = run_to_exit("support.tiny_engine", environment(tiny_home, ENGINE_MEMORY_BYTES="4000000"))
-    assert code == 2 and "the budget is 4000000: " in log and " bytes short. To fit: ENGINE_" in log
+    assert code == 2 and "the budget is 4000000 bytes (3.8 MiB): " in log and " short. To fit: ENGINE_" in log
     assert "Traceback" not in log
 
 
