@@ -24,6 +24,7 @@ from gateway.api.errors import MethodNotAllowed, render_error
 from gateway.api.gateway import Gateway
 from gateway.api.health import health_routes
 from gateway.api.models import model_routes
+from gateway.api.paths import LenientPaths
 from gateway.chat_service import ChatService, ServiceLimits
 from gateway.clients.engine import EngineClient
 from gateway.drain import Drain
@@ -61,7 +62,7 @@ def create_app(
     app.add_exception_handler(ServiceError, _answer_service_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(Exception, _answer_bug)
-    return Edge(BodyLimit(app, settings.max_body_bytes), gateway.instruments)
+    return Edge(BodyLimit(LenientPaths(app), settings.max_body_bytes), gateway.instruments)
 
 
 def _build(

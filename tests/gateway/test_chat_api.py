@@ -315,6 +315,14 @@ def test_unknown_routes_have_the_error_shape(
 def test_small_routes(stack: GatewayStack) -> None:
     probe = stack.client.head("/")
     assert (probe.status_code, probe.content) == (200, b"")
+    root = stack.client.get("/")
+    assert root.status_code == 200 and f"POST {CHAT_PATH}" in root.json()["routes"]
+    for path in ("/health/live", "/health/ready", "/v1/models", "/metrics"):
+        head = stack.client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+    assert stack.client.get("/v1/models/").json() == stack.client.get("/v1/models").json()
+    slashed = stack.client.post(f"{CHAT_PATH}/", json={"messages": HI})
+    assert slashed.status_code == 200 and slashed.json()["object"] == "chat.completion"
     assert stack.client.get("/health/live").status_code == 200
     assert stack.client.get("/health/ready").json() == {"status": "ready", "model": "tiny-text"}
     spec = stack.client.get("/openapi.json").json()

@@ -30,10 +30,12 @@ def health_routes(gateway: Gateway) -> APIRouter:
         """The Prometheus text page."""
         return Response(gateway.telemetry.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @router.head("/")
-    async def probe() -> Response:
-        """Clients ask whether anything is here."""
-        return Response(status_code=200)
+    @router.get("/")
+    async def root() -> JSONResponse:
+        """What this is and where the API is, for people and for clients that probe."""
+        routes = ["POST /v1/chat/completions", "GET /v1/models", "GET /health/ready", "GET /metrics"]
+        about = "Soloist gateway, an OpenAI-compatible chat API"
+        return JSONResponse({"about": about, "model": gateway.model, "routes": routes, "schema": "/openapi.json"})
 
     return router
 
