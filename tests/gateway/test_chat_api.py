@@ -34,6 +34,7 @@ def test_sdk_reply(stack: GatewayStack, client: openai.OpenAI) -> None:
     assert reply.choices[0].message.role == "assistant"
     assert (reply.choices[0].finish_reason, reply.choices[0].index, len(reply.choices)) == ("stop", 0, 1)
     assert (reply.object, reply.model) == ("chat.completion", "any/name")
+    assert raw.headers["x-soloist-model"] == "tiny-text", "the model that answered, whatever name was asked for"
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{24}", reply.id) and abs(reply.created - time.time()) < 60
     assert reply.system_fingerprint and reply.system_fingerprint.startswith("fp_")
     assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
@@ -86,6 +87,7 @@ def test_raw_stream_has_the_wire_form_agents_need(stack: GatewayStack) -> None:
     stack.engine.script = Script(text="a\u0085b\u2028c\u2029d\re\u0000f\u007fg\nh")
     reply = stack.ask(stream=True)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert reply.headers["x-soloist-model"] == "tiny-text"
     assert reply.headers["x-accel-buffering"] == "no" and reply.headers["cache-control"] == "no-cache"
     assert "content-encoding" not in reply.headers and "content-length" not in reply.headers
     body = reply.content

@@ -24,6 +24,7 @@ from gateway.request_context import RequestContext, context_of
 from gateway.wire.chat_reply import ChatChunks, ReplyIdentity
 from gateway.wire.chat_request import ChatCall, parse_chat
 
+MODEL_HEADER = "x-soloist-model"
 CLAMP_HEADER = "x-soloist-max-tokens"
 WARNING_HEADER = "x-soloist-warning"
 TOKENIZE_HEADER = "x-soloist-tokenize-ms"
@@ -37,7 +38,10 @@ def chat_routes(gateway: Gateway) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=CHAT_BODY)
     async def create_chat_completion(request: Request) -> Response:
-        """Continue a conversation, streamed or whole."""
+        """Continue a conversation, streamed or whole.
+
+        Any model name is accepted and echoed; the header x-soloist-model says which model answered.
+        """
         context = context_of(request.scope)
         context.generation = True
         gateway.drain.check()
@@ -118,7 +122,7 @@ async def _watch_disconnect(receive: Receive, interrupt: Interrupt) -> None:
 
 
 def _admission_headers(admission: Admission) -> Mapping[str, str]:
-    headers = {TOKENIZE_HEADER: f"{admission.tokenize_s * 1e3:.3f}"}
+    headers = {MODEL_HEADER: admission.model.text.manifest.name, TOKENIZE_HEADER: f"{admission.tokenize_s * 1e3:.3f}"}
     if admission.budget.clamped:
         headers[CLAMP_HEADER] = str(admission.budget.max_new_tokens)
     if admission.request.warnings:

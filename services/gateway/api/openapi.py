@@ -18,7 +18,10 @@ _CHAT_SCHEMA = {
     "type": "object",
     "required": ["messages"],
     "properties": {
-        "model": {**_STRING, "description": "any value; it is echoed"},
+        "model": {
+            **_STRING,
+            "description": "any name is accepted and echoed; the header x-soloist-model says which model answered",
+        },
         "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
         "stream": {"type": "boolean", "default": False},
         "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
