@@ -19,18 +19,42 @@ from contracts.generate import Event, Failed, Finished, GenerateRequest
 _LOG = logging.getLogger("gateway.engine")
 _CONNECT_TIMEOUT_S = 3.0
 _PROBE_TIMEOUT_S = 2.0
+STALLED_S = 15.0
 _DRAIN_TIMEOUT_S = 2.0
 _READ_BUFFER_BYTES = 1 << 20
 _JSON = {"content-type": "application/json"}
 
 
+class ProbePatience:
+    """How long probes of an engine have failed one after another; is_over beyond limit_s of that."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._failing_since_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no probe was answered for limit_s."""
+        return self._failing_since_s is not None and time.monotonic() - self._failing_since_s > self.limit_s
+
+    def note(self, *, answered: bool, asked_s: float) -> None:
+        """A probe asked at asked_s was answered or not."""
+        if answered:
+            self._failing_since_s = None
+        elif self._failing_since_s is None:
+            self._failing_since_s = asked_s
+
+
 class EngineStream:
     """One generation's events. Closing it before the terminal event cancels the generation."""
 
-    def __init__(self, opening: "asyncio.Task[aiohttp.ClientResponse]", idle_timeout_s: float) -> None:
+    def __init__(
+        self, opening: "asyncio.Task[aiohttp.ClientResponse]", idle_timeout_s: float, patience: "ProbePatience"
+    ) -> None:
         self._opening = opening
         self._response: aiohttp.ClientResponse | None = None
         self._idle_timeout_s = idle_timeout_s
+        self._patience = patience
         self._heard_s = time.monotonic()
         self._partial = b""
         self._ended = False
@@ -48,8 +72,11 @@ class EngineStream:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost(f"the engine is lost: {_in_words(error)}") from error
         if chunk is None:
-            if time.monotonic() - self._heard_s > self._idle_timeout_s:
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s > self._idle_timeout_s:
                 raise EngineLost(f"the engine was silent for {self._idle_timeout_s:g} s")
+            if silent_s > self._patience.limit_s and self._patience.is_over:
+                raise EngineLost(f"the engine is silent and answers no probe for {self._patience.limit_s:g} s")
             return []
         self._heard_s = time.monotonic()
         return self._split(chunk)
@@ -109,9 +136,10 @@ class EngineStream:
 class EngineClient:
     """One engine's address; open() inside the running loop before use."""
 
-    def __init__(self, url: str, *, idle_timeout_s: float) -> None:
+    def __init__(self, url: str, *, idle_timeout_s: float, stalled_s: float = STALLED_S) -> None:
         self.url = url.rstrip("/")
         self._idle_timeout_s = idle_timeout_s
+        self._patience = ProbePatience(stalled_s)
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
@@ -134,7 +162,7 @@ class EngineClient:
         post = self._open_session.post(
             f"{self.url}/v1/generate", data=codec.encode(request), headers={**_JSON, **headers}
         )
-        return EngineStream(asyncio.ensure_future(_begin(post)), self._idle_timeout_s)
+        return EngineStream(asyncio.ensure_future(_begin(post)), self._idle_timeout_s, self._patience)
 
     async def fetch_info(self) -> EngineInfo:
         """Raises: EngineLost when the engine does not answer as the contract says."""
@@ -155,10 +183,14 @@ class EngineClient:
             raise EngineLost(f"the engine's /health/ready is not in the contract: {error.message}") from error
 
     async def _get(self, path: str) -> tuple[int, bytes]:
+        asked_s = time.monotonic()
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S), self._open_session.get(self.url + path) as response:
-                return response.status, await response.read()
+                body = await response.read()
+                self._patience.note(answered=True, asked_s=asked_s)
+                return response.status, body
         except (aiohttp.ClientError, OSError) as error:
+            self._patience.note(answered=False, asked_s=asked_s)
             raise EngineLost(f"the engine at {self.url} cannot be reached: {_in_words(error)}") from error
 
     @property
