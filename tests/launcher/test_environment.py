@@ -136,7 +136,7 @@ def test_a_foreign_folder_is_refused(new_stack: FakeStack) -> None:
 def test_dev_is_installed_for_test_and_bench_only(new_stack: FakeStack) -> None:
     names = read_names(ROOT)
     new_stack.run("models")
-    new_stack.run("bench", "decode", "--help")
+    new_stack.run("bench", "decode", "--no-such-option")
     lines = [
         line for line in (new_stack.venv.parent / "events").read_text(encoding="utf-8").splitlines() if "pip" in line
     ]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,6 +68,25 @@ def test_an_engine_that_refuses_is_exit_code_2(stack: FakeStack) -> None:
     done = stack.run("up", "--port", "0")
     assert done.returncode == 2
     assert "engine ended with exit code 2: does not fit: needs 2 bytes, has 1" in done.stderr
+    stack.assert_nothing_runs()
+
+
+def test_a_redis_that_cannot_write_ends_the_start_at_once(stack: FakeStack) -> None:
+    stack.behave(FAKE_REDIS="full", FAKE_ENGINE="load=30")
+    done = stack.run("up", "--port", "0")
+    assert done.returncode == 1
+    assert "soloist: redis cannot become ready: -MISCONF Errors writing to the AOF file: No space left" in done.stderr
+    stack.assert_nothing_runs()
+
+
+def test_a_state_file_that_cannot_be_written_ends_the_start(stack: FakeStack) -> None:
+    stack.behave(FAKE_ENGINE="load=1.5")
+    launcher = stack.start("up", "--port", "0")
+    wait_until(lambda: "gateway start" in stack.events(), "children")
+    shutil.rmtree(stack.home / "run")
+    assert launcher.wait(10) == 1
+    assert f"soloist: cannot write the state file in {stack.home / 'run'}: " in stack.output()
+    assert "Soloist is ready" not in stack.output() and "Traceback" not in stack.output()
     stack.assert_nothing_runs()
 
 

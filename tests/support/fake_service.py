@@ -4,7 +4,7 @@
 
 What it does is told by FAKE_<NAME>, words separated by commas: load=S (not ready for S seconds), die=S (exit 7 after S
 seconds), refuse (exit 2 at once), deaf (ignores SIGTERM), child (starts a child of its own), slow=S (takes S to stop),
-once (die only in the first run). It appends what happens to the file FAKE_EVENTS.
+once (die only in the first run), full (a Redis that cannot write). It appends what happens to the file FAKE_EVENTS.
 """
 
 import http.server
@@ -65,8 +65,9 @@ class Pong(socketserver.StreamRequestHandler):
     """The PING of Redis."""
 
     def handle(self) -> None:
+        answer = b"-MISCONF Errors writing to the AOF file: No space left" if "full" in words("redis") else b"+PONG"
         while self.rfile.readline().strip() == b"PING":
-            self.wfile.write(b"+PONG\r\n")
+            self.wfile.write(answer + b"\r\n")
 
 
 def serve(name: str, port: int) -> None:
