@@ -46,7 +46,7 @@ Serve one model as token ids in, token events out. Settings are environment vari
   ENGINE_PORT            port to listen on, 0 takes a free one (8001)
   ENGINE_MODEL           a model that `python -m engine.models` lists (smollm2-135m)
   ENGINE_CONTEXT         window in tokens, prompt and reply together (the model's)
-  ENGINE_KV_FORMAT       auto, bf16 or fp32: how keys and values are kept (auto: the model's default)
+  ENGINE_KV_FORMAT       auto, bf16, int8, rk4v4-e8 or fp32: how keys and values are kept (auto: the model's default)
   ENGINE_DEVICE          auto, cpu or cuda (auto: cuda when torch sees one)
   ENGINE_MEMORY_BYTES    the most the memory plan may take (what the machine has free)
   ENGINE_THREADS         threads of the prefill (CPUs this process may use)
