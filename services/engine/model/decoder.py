@@ -255,15 +255,15 @@ class Decoder:
         try:
             for layer in self._layers:
                 layer.run(span)
+            residual = span.rows.residual[:num_tokens]
+            if self._mtp is not None and mode != "propose":
+                residual = residual.clone()  # the head works in the same rows
+                self._mtp.observe(embedded[:num_tokens], self._final_norm(residual), positions[:, :num_tokens])
         except NumericalError:
             self.rewind(0)
             raise
         self._cache.commit(start + num_tokens)
         self._next_position = max(self._next_position, int(positions[:, :num_tokens].max()) + 1)
-        residual = span.rows.residual[:num_tokens]
-        if self._mtp is not None and mode != "propose":
-            residual = residual.clone()  # the head works in the same rows
-            self._mtp.observe(embedded[:num_tokens], self._final_norm(residual), positions[:, :num_tokens])
         return residual
 
     def _embed(self, ids: NDArray[np.int64], vision: VisionRows | None) -> torch.Tensor:

@@ -64,10 +64,14 @@ class Generation:
         self._restore_ms = 1e3 * self._sequence.restore_s
         yield Accepted(self._cached_prompt, self._tier, self._restore_ms)
         end = self._decoding.end() or self._interrupted()  # a resumed request may have nothing left to generate
-        if end is None:
-            end = yield from self._prefill()
-        if end is None:
-            end = yield from self._decode()
+        try:
+            if end is None:
+                end = yield from self._prefill()
+            if end is None:
+                end = yield from self._decode()
+        except NumericalError:
+            self._sequence.drop()
+            raise
         self._sequence.pause()
         yield Finished(end.reason, self._usage(), self._timings(), guard=end.guard)
 
@@ -103,19 +107,15 @@ class Generation:
 
     def _decode(self) -> Generator[Event, None, End]:
         started_s = time.monotonic()
-        try:
-            for this in self._decoding.rounds(self._sequence):
-                self.num_new += len(this.draws)
-                self.decode_s = time.monotonic() - started_s
-                if self._first_token_s is None:
-                    self._first_token_s = time.monotonic()
-                yield _tokens(this)
-                end = this.end or self._interrupted()
-                if end is not None:
-                    return end
-        except NumericalError:
-            self._sequence.drop()
-            raise
+        for this in self._decoding.rounds(self._sequence):
+            self.num_new += len(this.draws)
+            self.decode_s = time.monotonic() - started_s
+            if self._first_token_s is None:
+                self._first_token_s = time.monotonic()
+            yield _tokens(this)
+            end = this.end or self._interrupted()
+            if end is not None:
+                return end
         raise AssertionError("a reply ended without an end")
 
     def _usage(self) -> Usage:

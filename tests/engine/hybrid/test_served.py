@@ -7,15 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from contracts.errors import SetupError
-from contracts.generate import Accepted, Finished, Tokens
+from contracts.generate import Accepted, Failed, Finished, Tokens
 from engine.engine import Engine
 from engine.model_home import open_folder
+from engine.ops.kv_codec import Encoded, encode
 from engine.registry import lookup
 from engine.settings import EngineConfig, EngineSettings
 from engine.spec import KvFormat
 from engine.startup import load_engine, plan_engine
+from engine.state import kv_side
 from engine.weights.centres import KvCentres, centre_shape, write_centres
 from support.tiny_engine import Collector, make_request
 
@@ -94,6 +97,29 @@ def test_centres_in_the_folder_are_part_of_what_is_stored(home: Path) -> None:
     write_centres(folder, SPEC, KvCentres(keys, values))
     assert logprob("int8") == before["int8"], "this format does not centre"
     assert 0 < abs(logprob("rk4v4-e8") - before["rk4v4-e8"]) < 0.5
+
+
+@pytest.mark.parametrize("failing_call", [0, 7, 60])  # in the first chunk, in the prompt's tail, in the reply
+def test_values_that_cannot_be_stored_fail_one_request_and_leave_nothing_behind(
+    home: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    engine = start(home, kv_format="rk4v4-e8")
+    expected, _ = generate(engine, PROMPT, 24)
+    calls = iter(range(1_000_000))
+
+    def encode_once_badly(kv_format: KvFormat, y: torch.Tensor) -> Encoded:
+        if next(calls) == failing_call:
+            raise FloatingPointError("1 of 256 values to encode are not finite")
+        return encode(kv_format, y)
+
+    monkeypatch.setattr(kv_side, "encode", encode_once_badly)
+    sink = Collector()
+    engine.submit(make_request(PROMPT[::-1], 24, sampling={"temperature": 1.0, "seed": 5}), sink)
+    failed = list(sink)[-1]
+    assert isinstance(failed, Failed) and failed.code == "numerical_error" and "keys or values" in failed.message
+    again, cached = generate(engine, PROMPT, 24)
+    assert cached == 0 and tokens(again) == tokens(expected)
+    assert engine.close(10.0)
 
 
 def test_a_format_that_cannot_hold_the_heads_is_refused_before_memory_is_taken(home: Path) -> None:
