@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +178,9 @@ def test_interrupted_download_ends_its_child_and_is_completed_later(
     env = os.environ | {"PYTHONPATH": str(SERVICES)} | server.environment
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as child:
         assert server.stalled.wait(60)
+        deadline_s = time.monotonic() + 60
+        while not (folder / "config.json").exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)  # files come side by side: the small one may be behind the one that stalls
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=30)
     assert child.returncode == 7
