@@ -164,8 +164,12 @@ def test_a_poisoned_pass_leaves_an_empty_sequence(make_hybrid: MakeHybrid) -> No
     assert image.recurrent is not None
     poisoned = replace(image, recurrent=torch.full_like(image.recurrent, torch.nan))
     assert image.is_finite() and not poisoned.is_finite()
+    decoder.prefill(ids, want_logits=False)
+    ahead = decoder.snapshot()
     decoder.restore(poisoned)
     with pytest.raises(NumericalError, match=r"positions 70 \.\. 70"):
         decoder.step(1)
     assert decoder.num_tokens == 0
+    with pytest.raises(AssertionError, match="the timeline holds 70 rows"):
+        decoder.restore(ahead)
     assert np.array_equal(decoder.score(ids), expected)
