@@ -162,6 +162,9 @@ def _add_convert(convert: argparse.ArgumentParser) -> None:
     convert.add_argument("--out", metavar="DIR", type=Path, required=True, help="the model folder to make")
     convert.add_argument("--recipe", choices=("balanced", "compact", "exact"), help="bits per matrix (balanced)")
     convert.add_argument("--name", help="the model's name (DIR's last part); a supported one must be that model")
+    convert.add_argument(
+        "--calibrate", action="store_true", help="centre the KV cache (done anyway where the default KV format is)"
+    )
     convert.add_argument("--verify", action="store_true", help="read DIR again and compare every digest")
 
 
@@ -216,8 +219,8 @@ def _convert(options: argparse.Namespace, _extra: Sequence[str], context: Contex
     paths = (str(options.source.absolute()), "--out", str(options.out.absolute()))  # the folder changes below
     given = {"--recipe": options.recipe, "--name": options.name}
     words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
-    verify = ("--verify",) if options.verify else ()
-    return _become((python, "-m", "engine.convert", *paths, *words, *verify), context.settings)
+    words += [flag for flag, wanted in (("--calibrate", options.calibrate), ("--verify", options.verify)) if wanted]
+    return _become((python, "-m", "engine.convert", *paths, *words), context.settings)
 
 
 def _plan(_options: argparse.Namespace, extra: Sequence[str], context: Context) -> int:

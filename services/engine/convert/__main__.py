@@ -12,6 +12,7 @@ from types import FrameType
 
 from contracts.errors import SetupError
 from contracts.model_folder import ARTIFACT_DIRECTORY_NAME
+from engine.convert.centring import NotCentred, centre, is_centred, needs_centres
 from engine.convert.conversion import ConversionJob, convert, count_kept, partial_folder
 from engine.machine import usable_cpus
 from engine.model_home import ModelFolder, read_folder
@@ -30,10 +31,15 @@ def main(arguments: list[str]) -> int:
     job = ConversionJob(options.source, out, options.name or out.name, options.recipe, options.threads)
     try:
         folder = _present(job) if out.exists() else convert(job, progress)
+        spec = read_directory(folder.path / ARTIFACT_DIRECTORY_NAME).spec
+        if needs_centres(folder, spec) or (options.calibrate and not is_centred(folder)):
+            folder = centre(folder, progress)
     except SetupError as error:
         return _end(progress, REFUSED, error.message)
     except OSError as error:
         return _end(progress, FAILED, f"cannot write {partial_folder(out)}: {error.strerror or error}{_kept(out)}")
+    except NotCentred as error:
+        return _end(progress, FAILED, str(error))
     except KeyboardInterrupt:
         return _end(progress, FAILED, f"converting to {out} was interrupted{_kept(out)}")
     if options.verify:
@@ -51,6 +57,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the model folder to make")
     parser.add_argument("--recipe", choices=RECIPE_NAMES, default="balanced", help="bits per matrix (balanced)")
     parser.add_argument("--name", help="the model's name (DIR's last part); a supported one must be that model")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="centre the KV cache (done anyway where the default KV format is)",
+    )
     parser.add_argument("--verify", action="store_true", help="read DIR again and compare every digest")
     parser.add_argument(
         "--threads", type=int, default=usable_cpus().value, help="threads that encode (the CPUs this process may use)"

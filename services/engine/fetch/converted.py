@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import SetupError
+from engine.convert.centring import NotCentred, centre, needs_centres
 from engine.convert.conversion import ConversionJob, convert
 from engine.fetch.hub import download_checkpoint
 from engine.machine import usable_cpus
@@ -49,4 +50,9 @@ def convert_from_hub(
 def _convert(model: RegisteredModel, folder: Path, final: Path, progress: ProgressLine) -> None:
     if final.exists():
         shutil.rmtree(final)
-    convert(ConversionJob(folder, final, model.spec.name, model.recipe, usable_cpus().value), progress)
+    made = convert(ConversionJob(folder, final, model.spec.name, model.recipe, usable_cpus().value), progress)
+    if needs_centres(made, model.spec):
+        try:
+            centre(made, progress)
+        except NotCentred as error:
+            progress.note(str(error))

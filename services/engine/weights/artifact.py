@@ -120,13 +120,17 @@ class Artifact:
                 _require_finite(self.path, region, chunk)
                 sink.put(region.name, start, _as_stored(region, chunk))
                 done_bytes += chunk.nbytes
-                self._pages.madvise(mmap.MADV_DONTNEED)
+                self.release()
                 on_progress(done_bytes, total_bytes)
 
     def rows(self, region: RegionRecord) -> NDArray[np.generic]:
         """A region's bits as unsigned integers or codes, of its shape; a view of the mapping."""
         span = self._bytes[region.offset : region.offset + region.bytes]
         return span.view(REGION_DTYPES[region.dtype]).reshape(region.shape)
+
+    def release(self) -> None:
+        """Let go of file pages that were read, so that memory does not grow with the file."""
+        self._pages.madvise(mmap.MADV_DONTNEED)
 
     def _check_regions(self, spec: ModelSpec, need: DecoderNeed, forms: Mapping[str, MatrixForm]) -> None:
         """The directory's regions must be the plan's, byte for byte."""

@@ -4,7 +4,7 @@ Owns the views and the copy into device memory; `reserve` said where, a checkpoi
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def load_weights(
     need = decoder_need(spec)
     arenas = _Arenas(arena, embedding_arena or arena)
     checkpoint.fill(spec, need, arenas, on_progress)
-    return _Binder(checkpoint.forms(spec, need), arenas).bind(need)
+    return Binder(checkpoint.forms(spec, need), arenas).bind(need)
 
 
 class _Arenas:
@@ -71,14 +71,23 @@ class _Arenas:
             target.copy_(torch.from_numpy(rows))
 
 
-class _Binder:
+class Regions(Protocol):
+    """Where a region's bytes are."""
+
+    def tensor(self, region: str) -> torch.Tensor:
+        """The region's tensor, of the form's shape and dtype."""
+        ...
+
+
+class Binder:
     """Grows DecoderWeights along the tree of needs."""
 
-    def __init__(self, forms: Mapping[str, MatrixForm], arenas: _Arenas) -> None:
+    def __init__(self, forms: Mapping[str, MatrixForm], regions: Regions) -> None:
         self._forms = forms
-        self._arenas = arenas
+        self._regions = regions
 
     def bind(self, need: DecoderNeed) -> DecoderWeights:
+        """Views of everything; none of it is read."""
         embedding = self._matrix(need.embedding)
         return DecoderWeights(
             embedding=embedding,
@@ -126,19 +135,19 @@ class _Binder:
         )
 
     def _vector(self, need: VectorNeed) -> torch.Tensor:
-        return self._arenas.tensor(need.region)
+        return self._regions.tensor(need.region)
 
     def _matrix(self, need: MatrixNeed) -> Matrix:
         form = self._forms[need.region]
         if isinstance(form, DenseForm):
-            return DenseMatrix(self._arenas.tensor(f"{need.region}.weight"))
+            return DenseMatrix(self._regions.tensor(f"{need.region}.weight"))
         return QuantizedMatrix(
-            codes=self._arenas.tensor(f"{need.region}.codes"),
-            scales=self._arenas.tensor(f"{need.region}.scales"),
-            minima=self._arenas.tensor(f"{need.region}.minima") if form.has_minimum else None,
+            codes=self._regions.tensor(f"{need.region}.codes"),
+            scales=self._regions.tensor(f"{need.region}.scales"),
+            minima=self._regions.tensor(f"{need.region}.minima") if form.has_minimum else None,
             bits=form.bits,
             group_size=form.group_size,
             num_rows=need.num_rows,
             num_cols=need.num_cols,
-            high=self._arenas.tensor(f"{need.region}.high") if form.bits in (5, 6) else None,
+            high=self._regions.tensor(f"{need.region}.high") if form.bits in (5, 6) else None,
         )
