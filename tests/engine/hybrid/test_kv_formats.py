@@ -80,7 +80,7 @@ def test_attention_in_code_space_equals_attention_over_decoded_rows(
 
 
 @pytest.mark.parametrize("shape", [NARROW, WIDE], ids=["heads of 64", "heads of 256"])
-def test_fewer_bits_cost_more_and_centring_pays(make_hybrid: MakeHybrid, shape: Shape) -> None:
+def test_fewer_bits_cost_more_and_any_centre_is_legal(make_hybrid: MakeHybrid, shape: Shape) -> None:
     hybrid = make_hybrid(shape)
     ids = hybrid.ids(300, seed=2)
     exact = hybrid.decoder("fp32").score(ids)
@@ -90,7 +90,7 @@ def test_fewer_bits_cost_more_and_centring_pays(make_hybrid: MakeHybrid, shape: 
         return float(np.sqrt((off**2).mean()) / exact.std())
 
     assert 0 < error("bf16") < 2 * error("int8") < error("rk4v4-e8") < 0.15
-    assert error("rk4v4-e8", random_centres(hybrid.spec)) < 0.25  # any vector is legal, a bad one only costs
+    assert error("rk4v4-e8", random_centres(hybrid.spec)) < 0.25  # a bad vector only costs
 
 
 def score_in_pieces(hybrid: Hybrid, kv_format: KvFormat, ids: Ids, piece: int) -> Floats:
