@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import NoOpTracer, Tracer, get_current_span
+from opentelemetry.trace import NoOpTracer, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -117,9 +117,3 @@ def inject_context(headers: dict[str, str], context: Context | None = None) -> N
 def extract_context(headers: Mapping[str, str]) -> Context:
     """The caller's span context from incoming headers; empty when there is none."""
     return _PROPAGATOR.extract(dict(headers))
-
-
-def current_trace_id() -> str | None:
-    """The active trace id as 32 hex digits, None outside a recorded span."""
-    span_context = get_current_span().get_span_context()
-    return f"{span_context.trace_id:032x}" if span_context.is_valid else None

@@ -5,11 +5,9 @@ Writes kv_centres.safetensors into the model folder. Exit codes: 0 done, 1 it co
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -20,6 +18,7 @@ from engine.calibrate.text import file_windows, library_windows
 from engine.machine import usable_cpus
 from engine.model.decoder import require_runnable
 from engine.model_home import ModelFolder, read_folder
+from engine.unwind import unwind_on_signals
 from engine.weights.artifact import Artifact, read_directory
 from engine.weights.centres import write_centres
 
@@ -66,10 +65,6 @@ def _end(code: int, message: str) -> int:
     return code
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    unwind_on_signals()
     sys.exit(main(sys.argv[1:]))

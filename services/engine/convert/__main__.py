@@ -5,10 +5,8 @@ checkpoint is refused. Progress and errors go to stderr.
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from contracts.errors import SetupError
 from contracts.model_folder import ARTIFACT_DIRECTORY_NAME
@@ -17,6 +15,7 @@ from engine.convert.conversion import ConversionJob, convert, count_kept, partia
 from engine.machine import usable_cpus
 from engine.model_home import ModelFolder, read_folder
 from engine.progress import ProgressLine
+from engine.unwind import unwind_on_signals
 from engine.weights.artifact import read_directory
 from engine.weights.recipe import RECIPE_NAMES
 
@@ -95,14 +94,6 @@ def _end(progress: ProgressLine, code: int, message: str) -> int:
     return code
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Unwind once; a second signal must not stop the clean-up of the first."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    unwind_on_signals()
     sys.exit(main(sys.argv[1:]))

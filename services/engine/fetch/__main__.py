@@ -5,9 +5,7 @@ Progress and errors go to stderr.
 """
 
 import argparse
-import signal
 import sys
-from types import FrameType
 
 from contracts.errors import SetupError
 from contracts.settings import resolve_home
@@ -15,6 +13,7 @@ from engine.fetch.install import ensure_model
 from engine.progress import ProgressLine
 from engine.registry import HubSource, lookup, supported_names
 from engine.settings import read_environment
+from engine.unwind import unwind_on_signals
 
 OK, FAILED, REFUSED = 0, 1, 2
 
@@ -47,14 +46,6 @@ def _end(progress: ProgressLine, code: int, message: str) -> int:
     return code
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Unwind once; a second signal must not stop the clean-up of the first."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    unwind_on_signals()
     sys.exit(main(sys.argv[1:]))

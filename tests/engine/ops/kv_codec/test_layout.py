@@ -10,7 +10,7 @@ import torch
 from engine.ops.kv_codec import encode
 from engine.ops.kv_layout import KvFormat, fingerprint, is_rotated, kv_bytes_per_token, kv_layout
 
-SERVICES = Path(__file__).resolve().parents[3] / "services"
+SERVICES = Path(__file__).resolve().parents[4] / "services"
 FORMATS: tuple[KvFormat, ...] = ("fp32", "bf16", "int8", "rk4v4-e8")
 
 
